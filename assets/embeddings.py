@@ -8,6 +8,7 @@ from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
 from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.models import CAPTIONER
 from imagemill.options import CaptionedOptions, EmbeddingOptions
 from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
@@ -24,6 +25,7 @@ from imagemill.pipeline.stage2.caption import (
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker, lost_row
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
+from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable
 from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import record_identity
@@ -101,6 +103,10 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             if given.extract_only:
                 plan.jobs = [job for job in plan.jobs if job.inline]
             plan.jobs = with_copies(plan.jobs, root.shards)
+            donors = find_donors(options["spec"], plan.jobs, ledger, preview=options["settings"].model == PREVIEW)
+            plan.jobs = mark_linkable(options["spec"], plan.jobs, donors, options["pixels"])
+            for own in each:
+                own["donors"] = donors
             jobs = {options["spec"]: plan.jobs}
             sizes = measure_sizes(jobs, root.approved)
             check_space(jobs, root.approved, root.derived, state=root.state, sizes=sizes)

@@ -8,7 +8,7 @@ import dagster as dg
 
 from imagemill.domain.buckets import BUCKETS
 
-# One key per approved image. Keys are never deleted: the outputs of a deleted source stay.
+# One key per approved image. The outputs of a deleted source stay, and so does its key; that of a renamed one is deleted.
 images = dg.DynamicPartitionsDefinition(name="images")
 
 buckets = dg.StaticPartitionsDefinition(list(BUCKETS))

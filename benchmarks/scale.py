@@ -78,7 +78,7 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     costs = [_run(place) for place in places]
     for command in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
         _command(*command, "--data-root", single.path)
-    _tick(single)
+    tick_seconds(single)
     first_single, first_few, first_1000, first_2000, first_quarter, first_half, first = (c.cpu_seconds for c in costs)
     history = _bytes_below(root.path / ".dagster") / images / 1000
     limit = _limit(root, kinds)

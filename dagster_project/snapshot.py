@@ -31,6 +31,7 @@ from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import RunningFingerprint, file_signature
 from imagemill.inputs.listing import list_paths
 from imagemill.inputs.scan import fingerprint_names
+from imagemill.pipeline.problem_list import RENAMED
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import Status
@@ -104,6 +105,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     def time(self) -> str:
         """When it was written, for people."""
         return f"{datetime.fromtimestamp(self.written_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+    @property
+    def renames(self) -> bool:
+        """Whether there were renames to accept."""
+        return any(problem.reason == RENAMED for problem in self.status.problems)
 
 
 def read_snapshot(root: DataRoot) -> Snapshot | None:

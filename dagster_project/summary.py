@@ -16,20 +16,21 @@ from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.domain.layout import DataRoot
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
-from imagemill.pipeline.problem_list import DECISIONS, InputProblem
+from imagemill.pipeline.problem_list import DECISIONS, RENAMED, InputProblem, renames_line
 from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
 from imagemill.pipeline.status import Status, input_lines, read_status
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 
-MADE = ("computed", "extracted", "restored", "adopted")
+MADE = ("computed", "linked", "extracted", "restored", "adopted")
 
 # Counters of records that are printed, with their words: only those that a user may want to act on.
 _OF_RECORDS = {
     "added": "added",
     "migrated": "migrated from Stage 1",
     "changed": "changed",
+    "renamed": "under a new id",
     "height_corrected": "with a corrected height",
     "width_corrected": "with a corrected width",
     "mask_corrected": "with a corrected mask",
@@ -68,6 +69,7 @@ def summary_lines(work: Ended, status: Status) -> Iterator[str]:
     yield from (f"  {label:<10} {line}" for label, line in input_lines(status))
     yield from (f"  inputs     {line}" for line in work.session.input_changes)
     yield from _problems(status)
+    yield from _renames(work, status)
     for spec in embedding_specs():
         yield f"  {spec.kind:<10} {_embedding_counts(counts.get(spec.kind, {}))}"
     yield from model_lines(work.session.reading)
@@ -154,6 +156,8 @@ def _captions(work: Ended, counts: Mapping[str, int]) -> Iterator[str]:
 def _problems(status: Status) -> Iterator[str]:
     by_reason: dict[str, list[InputProblem]] = {}
     for problem in status.stage2_problems:
+        if problem.reason == RENAMED:  # named by `_renames`; such an image may have another problem, too
+            continue
         by_reason.setdefault(problem.reason, []).append(problem)
     for reason, problems in sorted(by_reason.items()):
         for problem in problems[:SHOWN_PROBLEMS]:
@@ -163,12 +167,27 @@ def _problems(status: Status) -> Iterator[str]:
             yield f"    {'':<16} and {rest:,} more: `imagemill problems --reason {reason}` lists them all"
 
 
+def _renames(work: Ended, status: Status) -> Iterator[str]:
+    if accepted := getattr(work, "accepted", ()):
+        names = ", ".join(f"{former.file_name} → {image.file_name}" for former, image in accepted[:SHOWN_PROBLEMS])
+        rest = f" and {len(accepted) - SHOWN_PROBLEMS:,} more" if len(accepted) > SHOWN_PROBLEMS else ""
+        had = (
+            "caption and record of its earlier name"
+            if len(accepted) == 1
+            else "captions and records of their earlier names"
+        )
+        yield f"  renamed    {counted(len(accepted), 'image')} took over the {had}: {names}{rest}"
+    if waiting := renames_line(status.stage2_problems):
+        yield f"  renamed    {waiting}"
+
+
 def _embedding_counts(counts: Mapping[str, int]) -> str:
     parts = [f"{counts.get('computed', 0):,} made in {counted(counts.get('calls', 0), 'model call')}"]
     parts += [
         f"{counts[name]:,} {words}"
         for name, words in (
-            ("extracted", "extracted"), ("restored", "restored"), ("adopted", "adopted"), ("kept", "up to date"),
+            ("linked", "linked from files of equal inputs"), ("extracted", "extracted"), ("restored", "restored"),
+            ("adopted", "adopted"), ("kept", "up to date"),
             ("refused", "refused"), ("failed", "failed"), ("replaced", "replaced"),
             ("divided", "too large for memory: lower batch_size"),
         )

@@ -39,8 +39,12 @@ from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, ids_of, plan_emb
 from imagemill.pipeline.stage2.ranges import plan_ranges
 from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.pipeline.stage2.regenerate import cancel, finish, regenerate, resume
+from imagemill.pipeline.stage2.renames import Renamed
+from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable
+from imagemill.pipeline.stage2.takeover import accept_renames
 from imagemill.pipeline.stage_a.merge import ASSET as GROUPS
-from imagemill.store.ledger import Ledger
+from imagemill.store.inputs import PixelRule
+from imagemill.store.ledger import DONE, RECORDED, Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.provenance import ModelIdentity
 from imagemill.store.second_copy import refresh
@@ -63,6 +67,7 @@ class CommandSession:
         outcomes: outcomes of the runs so far.
         up_to: last image id that `--limit` includes.
         embedded: images for which a file was made since the last merge.
+        accepted: renames that this command accepted.
     """
 
     session: Session
@@ -71,6 +76,7 @@ class CommandSession:
     outcomes: list[RunOutcome] = field(default_factory=list)
     up_to: str | None = None
     embedded: set[str] = field(default_factory=set)
+    accepted: list[Renamed] = field(default_factory=list)
 
     @property
     def root(self) -> DataRoot:
@@ -128,6 +134,26 @@ class CommandSession:
         """Encoders of the data root's configuration."""
         return Encoders(data_root=self._data_root, overrides={})
 
+    # ---- renamed images
+
+    def accept_renames(self) -> None:
+        """Let renamed images take over captions and withdrawals of their earlier names; records follow with `publish`."""
+        scan, ledger = self.session.plan().scan, self.session.ledger
+        threads = self.session.config.decoders
+        self.accepted = accept_renames(self.root, scan, ledger, f"of process {os.getpid()}", threads=threads)
+        refresh(self.root, ledger)
+
+    def end_former_names(self) -> None:
+        """Delete the partitions of earlier names whose records have been written under the new ones."""
+        ledger = self.session.ledger
+        if not (ended := [rename.former for rename in ledger.renames(RECORDED)]):
+            return
+        assert images.name
+        present = self.session.overview().scan.sources
+        for former in set(ended).difference(present).intersection(self.instance.get_dynamic_partitions(images.name)):
+            self.instance.delete_dynamic_partition(images.name, former)
+        ledger.advance_renames(ended, DONE)
+
     # ---- the two halves
 
     def embed(
@@ -170,6 +196,7 @@ class CommandSession:
                 with_work = sorted({*ids_of(jobs), *(inventory.recorded.stage1 if passes.migrate else ())})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
+            jobs = {spec: self._with_links(spec, of_kind) for spec, of_kind in jobs.items()}
             for spec, of_kind in jobs.items():  # refuse an unusable model before the first image is opened
                 if any(job.needs_model for job in of_kind):
                     self.encoders.look_up(spec)
@@ -194,6 +221,12 @@ class CommandSession:
         if jobs:
             captioner.made_by()  # a missing model raises before anything is made
         return {job.image_id for job in jobs}
+
+    def _with_links(self, spec: EmbeddingSpec, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs; those for which a file of equal input can be linked are marked."""
+        ledger = self.session.ledger
+        donors = find_donors(spec, jobs, ledger, preview=self.encoders.settings(spec).model == PREVIEW)
+        return mark_linkable(spec, jobs, donors, PixelRule.read(ledger))
 
     def _previews(self, specs: Sequence[EmbeddingSpec]) -> list[str]:
         """Return the kinds that preview models have made, or will make."""

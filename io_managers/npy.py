@@ -99,7 +99,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
         with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
 
             def advance(row: EmbedRow) -> None:
-                progress.advance(1, work.get(row.image_id), free=row.outcome in ("kept", "adopted", "extracted"))
+                progress.advance(
+                    1, work.get(row.image_id), free=row.outcome in ("kept", "adopted", "extracted", "linked")
+                )
 
             def take(batch: list[EmbedRow], connection: Ledger) -> None:
                 nonlocal refreshed

@@ -29,6 +29,8 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report on one image for people."""
     yield report["image_id"]
     yield f"  source     {_facts(report.get('source')) or 'no image in approved/'}"
+    if "renamed" in report:
+        yield f"  renamed    {_facts(report['renamed'])}"
     if "colours" in report:
         yield f"  colours    {_facts(report['colours'])}"
     yield f"  caption    {_facts(report.get('caption')) or 'none'}"

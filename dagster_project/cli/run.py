@@ -23,9 +23,16 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 @click.command("run")
 @click.option("--approved", metavar="DIR", help="Folder of the images instead of approved/; only read, and remembered.")
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
+@click.option(
+    "--accept-renames",
+    is_flag=True,
+    help="Renamed images take over the captions and records of their earlier names, which end.",
+)
 @fail_on_skip
 @root_options
-def command(session: Session, approved: str | None, passes: tuple[str, ...], fail_on_skip: bool) -> None:
+def command(
+    session: Session, approved: str | None, passes: tuple[str, ...], accept_renames: bool, fail_on_skip: bool
+) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.snapshot import Unchanged, settled_snapshot
     from dagster_project.summary import report, report_unchanged
@@ -34,16 +41,19 @@ def command(session: Session, approved: str | None, passes: tuple[str, ...], fai
         refuse_no_root(session.root, may_begin=True)
         session.put("approved", approved)
     refuse_no_images(session.root)
-    if not passes and (snapshot := settled_snapshot(session)):
+    if not passes and (snapshot := settled_snapshot(session)) and not (accept_renames and snapshot.renames):
         refresh(session.root, session.reading, required=True)  # the last command may have failed to write a second copy
         sys.exit(report_unchanged(Unchanged(session, snapshot), fail_on_skip=fail_on_skip))
     from dagster_project.work import open_command
 
     with open_command(session) as work:
         chosen = Passes.named(passes)
+        if accept_renames:
+            work.accept_renames()
         work.embed(chosen, packs=True)
         if work.interrupted:
             work.write_records(chosen)
         else:
             work.publish(chosen)
+            work.end_former_names()
         sys.exit(report(work, fail_on_skip=fail_on_skip, everything=not passes))

@@ -7,6 +7,7 @@ import msgspec
 
 from dagster_project.cli.options import root_options
 from dagster_project.snapshot import names_state, read_snapshot
+from imagemill.pipeline.problem_list import renames_line
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
@@ -71,6 +72,8 @@ def status_lines(status: Status) -> Iterator[str]:
         yield f"warning     {', '.join(poor)}: {POOR_USE}"
     for bucket, problem in status.unreadable.items():
         yield f"bucket      {bucket:<10} {problem}"
+    if renames := renames_line(status.problems):
+        yield f"renamed     {renames}"
     for reason, count in status.reasons().items():
         yield f"problem     {reason:<18} {counted(count, 'input')}"
     for problem in status.problems[:SHOWN]:

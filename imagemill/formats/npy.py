@@ -25,7 +25,7 @@ from imagemill.domain.ids import image_id as valid_id
 from imagemill.errors import InvalidNpy
 from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.durable import begin_writing_back
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_whole
 from imagemill.fs.listing import list_files
 
 SUFFIX = ".npy"
@@ -394,6 +394,21 @@ class NpyStore:
     def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
         """Stage an array in this folder by `stage_npy`."""
         return stage_npy(self.folder, array, preview=preview)
+
+    def stage_same(self, image_id: str) -> Path:
+        """Stage a hard link to the file of an image; a copy if the file system has no hard links, or no further ones.
+
+        Raises:
+            FileNotFoundError: if the image has no file.
+        """
+        source, staged = self.path(image_id), temporary_path(self.folder)
+        try:
+            os.link(source, staged)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return self.stage_bytes(read_whole(source))
+        return staged
 
     def stage_bytes(self, data: bytes) -> Path:
         """Stage the bytes of a whole file; its header may be any that NumPy reads."""

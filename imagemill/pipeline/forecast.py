@@ -154,7 +154,8 @@ def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Pa
     block, items, replaced = block_size(folder), {}, []
     for job in jobs:
         if job.image_id in sizes:
-            new = on_disk(npy_bytes(spec, *sizes[job.image_id]), block)
+            # A link takes no space. On a file system without hard links, it is a copy.
+            new = 0 if job.linkable else on_disk(npy_bytes(spec, *sizes[job.image_id]), block)
             old = on_disk(signature_bytes(job.present), block) if job.present else 0
             items[job.image_id] = max(0, new - old)
             replaced.append(min(new, old))

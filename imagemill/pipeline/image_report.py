@@ -5,6 +5,7 @@ The status of the whole data root is in status.py, printing in dagster_project/c
 Spec: docs/spec/conventions.md#no-silent-loss
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_mentions
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
-from imagemill.inputs.scan import SOURCE_ASSET, UNUSED_REASONS
+from imagemill.inputs.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.models_in_use import file_model_text
 from imagemill.pipeline.stage2.record_index import find_record
+from imagemill.pipeline.stage2.renames import find_renames
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger import FROM_METADATA, Ledger, SourceRow
+from imagemill.store.ledger import FROM_METADATA, CaptionRow, Ledger, SourceRow
 from imagemill.store.provenance import read_identity
 from imagemill.text.close_names import name_hint
 
@@ -55,13 +57,7 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         report["colours"] = _colours(facts, session.inputs.color)
         report["bucket"] = assign_bucket(facts.width, facts.height)
     if caption:
-        report["caption"] = {"text": caption.text, "origin": caption.origin, "truncated": caption.truncated}
-        if caption.origin == FROM_METADATA:
-            report["caption"]["file"] = str(caption.stat)
-        if caption.texts:
-            report["caption"]["others"] = list(caption.texts[1:])
-        if caption.conflict:
-            report["caption"]["conflict"] = "a source of a lower rank has another text"
+        report["caption"] = _caption(caption)
         if image_id in ledger.cut_off():
             report["caption"]["cut off"] = "at captioner.max_new_tokens"
     report["embeddings"] = {spec.kind: _embedding(root, spec, image_id, ledger) for spec in embedding_specs()}
@@ -80,12 +76,14 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         # The number of samples that its packing was limited to, over all buckets.
         recorded = recorded_parameters(bucket_folder(root.shards, report["bucket"]))
         report |= {"limit": recorded.limit} if recorded and recorded.limit else {}
+    if not source and (new := _new_name(image_id, scan, ledger, same_bytes)):
+        report["renamed"] = new
     gone = ((SOURCE_ASSET, problem) for problem in gone_images(scan, ledger, same_bytes) if problem.item == image_id)
     report["problems"] = [
         {"asset": asset, "outcome": p.outcome, "reason": p.reason, "detail": p.detail, "do": p.remedy}
         for asset, p in (*((problem.asset, problem) for problem in problems), *gone)
     ]
-    if source or facts or problems or report["record"] or report["shard"]:
+    if source or facts or problems or report["record"] or report["shard"] or "renamed" in report:
         return report
     scan = inventory.scan
     stems = {image_id_of(problem.item) for problem in scan.problems}
@@ -99,6 +97,26 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         why=name_hint(image_id, known),
         do="check the id, or the path below approved/: the id is the name of the image file without its extension",
     )
+
+
+def _new_name(image_id: str, scan: Scan, ledger: Ledger, same_bytes: Mapping[str, SourceRow]) -> dict[str, str] | None:
+    """Return the present id of an image that is gone, and when the rename was accepted."""
+    if accepted := ledger.rename_of(image_id):
+        return {"to": accepted.image_id, "accepted": accepted.at}
+    pairs = find_renames(scan, ledger, same_bytes).pairs
+    new = next((pair.image.image_id for pair in pairs if pair.former.image_id == image_id), None)
+    return {"to": new, "accepted": "not yet"} if new else None
+
+
+def _caption(row: CaptionRow) -> dict[str, Any]:
+    found: dict[str, Any] = {"text": row.text, "origin": row.origin, "truncated": row.truncated}
+    if row.origin == FROM_METADATA:
+        found["file"] = str(row.stat)
+    if row.texts:
+        found["others"] = list(row.texts[1:])
+    if row.conflict:
+        found["conflict"] = "a source of a lower rank has another text"
+    return found
 
 
 def _colours(facts: SourceRow, color: ColorSetting) -> dict[str, Any]:

@@ -28,9 +28,14 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
+from imagemill.pipeline.stage2.renames import find_renames
 from imagemill.store.ledger import Ledger, Problem, SourceRow
+from imagemill.text.units import counted
 
-SOURCE_MISSING, RENAMED = "source_missing", "renamed"
+SOURCE_MISSING, RENAMED, UNPAIRED = "source_missing", "renamed", "unpaired"
+
+# What to do about renamed images.
+ACCEPT = "`imagemill run --accept-renames`"
 
 
 def stage2_assets() -> set[str]:
@@ -53,6 +58,9 @@ _REMEDIES = {
 
 
 Outcome = Literal["refused", "failed", "gone"]
+
+# Images that a message names.
+_SHOWN = 3
 
 
 class InputProblem(msgspec.Struct, frozen=True):
@@ -136,30 +144,63 @@ def gone_images(scan: Scan, ledger: Ledger, among: Mapping[str, SourceRow] | Non
         among: the rows to compare with the folder, by image id; unset: all.
     """
     sources, withdrawn = ledger.sources() if among is None else among, ledger.withdrawals()
-    gone = [row for image_id, row in sources.items() if image_id not in scan.sources and image_id not in withdrawn]
+    gone = {image_id: row for image_id, row in sources.items() if image_id not in scan.sources}
+    if not gone:
+        return
+    pairing = find_renames(scan, ledger, among)
+    for former, image in pairing.pairs:
+        yield InputProblem(
+            image.image_id,
+            "gone",
+            RENAMED,
+            [SOURCE_ASSET],
+            f"the same bytes as {former.file_name}, which no longer exists; the files made from it are kept",
+            f"if it was renamed, {ACCEPT}; else remove the earlier one from the shards: {_withdraw(former)}",
+        )
+    for former, images in pairing.unpaired:
+        names = ", ".join(image.file_name for image in images[:_SHOWN])
+        rest = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
+        yield InputProblem(
+            former.image_id,
+            "gone",
+            UNPAIRED,
+            [SOURCE_ASSET],
+            f"{former.file_name} is no longer in approved/; {names}{rest} have the same bytes, so its new name is not clear",
+            f"leave as many of them as are gone, or restore it; or remove it from the shards: {_withdraw(former)}",
+        )
+    explained = {former.image_id for former, _ in (*pairing.pairs, *pairing.unpaired)}
     # Present images whose recorded signature is current, by the fingerprint of their bytes.
-    found = scan.sources if gone else {}
-    successors = {row.fingerprint: row for i, row in sources.items() if i in found and found[i].stat == row.stat}
-    for row in gone:
-        withdraw = f"`imagemill withdraw {shlex.quote(row.image_id)}`"
-        if successor := successors.get(row.fingerprint):
-            yield InputProblem(
-                successor.image_id,
-                "gone",
-                RENAMED,
-                [SOURCE_ASSET],
-                f"the same bytes as {row.file_name}, which no longer exists; the files made from it are kept",
-                f"remove the earlier name from the shards: {withdraw}",
-            )
-        else:
-            yield InputProblem(
-                row.image_id,
-                "gone",
-                SOURCE_MISSING,
-                [SOURCE_ASSET],
-                f"{row.file_name} is no longer in approved/; the files made from it are kept",
-                f"restore the image, or remove it from the shards: {withdraw}",
-            )
+    found = scan.sources
+    equal = {row.fingerprint: row for i, row in sources.items() if i in found and found[i].stat == row.stat}
+    for row in gone.values():
+        if row.image_id in explained or row.image_id in withdrawn:
+            continue
+        other = equal.get(row.fingerprint)
+        same = f"; {other.file_name} has the same bytes" if other else ""
+        yield InputProblem(
+            row.image_id,
+            "gone",
+            SOURCE_MISSING,
+            [SOURCE_ASSET],
+            f"{row.file_name} is no longer in approved/; the files made from it are kept{same}",
+            f"restore the image, or remove it from the shards: {_withdraw(row)}",
+        )
+
+
+def _withdraw(row: SourceRow) -> str:
+    return f"`imagemill withdraw {shlex.quote(row.image_id)}`"
+
+
+def renames_line(problems: Iterable[InputProblem]) -> str | None:
+    """Return the line about images with a new name; None without any."""
+    if not (new := [problem.item for problem in problems if problem.reason == RENAMED]):
+        return None
+    rest = f" and {len(new) - _SHOWN:,} more" if len(new) > _SHOWN else ""
+    it = "it the caption and the record" if len(new) == 1 else "them the captions and records"
+    return (
+        f"{counted(len(new), 'image')} with a new name ({', '.join(new[:_SHOWN])}{rest}); "
+        f"{ACCEPT} gives {it} of the earlier name, `imagemill problems --reason {RENAMED}` lists both names"
+    )
 
 
 def _quarantined_lines(root: DataRoot) -> Iterator[InputProblem]:

@@ -7,13 +7,17 @@ from imagemill.store.inputs import NAMES
 
 
 def as_of_earlier_release(root):
-    """Remove from the ledger, and from its second copies, what versions 6 to 9 added."""
+    """Remove from the ledger, and from its second copies, what versions 6 to 10 added."""
     names = (*NAMES.values(), "adopted.color")
     with sqlite3.connect(root.ledger) as db:
         for column in ("color", "profile", "first_frame"):
             db.execute(f"ALTER TABLE sources DROP COLUMN {column}")
         for column in ("lines", "conflict", "texts"):
             db.execute(f"ALTER TABLE captions DROP COLUMN {column}")
+        for what in ("TABLE arrivals", "TABLE renames", "INDEX files_by_input"):
+            db.execute(f"DROP {what}")
+        for index in ("content", "signature"):
+            db.execute(f"DROP INDEX sources_by_{index}")
         db.executemany("DELETE FROM settings WHERE name = ?", [(name,) for name in names])
         db.execute("PRAGMA user_version = 5")
     for copy in root.path.glob("*/.imagemill.json"):

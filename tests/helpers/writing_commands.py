@@ -96,6 +96,15 @@ def marked(root, run):
         regenerate(ledger, "vae_latents", "killed")
 
 
+def renamed(root, run):
+    """One photograph moved with its caption, one renamed without it."""
+    finished(root, run)
+    (root.approved / "set").mkdir()
+    for old, new in (("0001.png", "set/photo0001.png"), ("0001.txt", "set/photo0001.txt"), ("0002.png", "renamed.png")):
+        (root.approved / f"photo{old}").rename(root.approved / new)
+    (root.approved / "photo0002.txt").unlink()
+
+
 def grown(root, run):
     finished(root, run)
     photographs(root, 5, 8)
@@ -192,6 +201,7 @@ COMMANDS = {
         Command("preset coord", _preset("coord", "--max-objects", "2"), rescaled, check=_preset("validate")),
         Command("preset all", _preset("all", "--workers", "1"), converted, check=_preset("validate")),
         Command("stage-a", ("stage-a", "--mission", MISSION, "--summarizer", f"{MODULE}:Named"), tickets, check=()),
+        Command("run --accept-renames", ("run", "--accept-renames"), renamed),
         Command("repair --apply", ("repair", "--apply"), damaged, then=("run",)),
     )
 }  # fmt: skip

@@ -44,7 +44,7 @@ from imagemill.errors import (
     Refused,
     is_disk_full,
 )
-from imagemill.formats.npy import NpyStore, npy_header
+from imagemill.formats.npy import NpyStore, check_npy_header, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
 from imagemill.fs.owners import act_for
@@ -63,12 +63,13 @@ from imagemill.pipeline.prefetch import bounded_map
 from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
+from imagemill.pipeline.stage2.reuse import Donors
 from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FileRow, SourceRow
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, RecordedModels, empty_caption_file
 
-Outcome = Literal["computed", "extracted", "restored", "kept", "adopted", "refused", "failed"]
+Outcome = Literal["computed", "linked", "extracted", "restored", "kept", "adopted", "refused", "failed"]
 
 # Upper bound on the bytes that a pixel counted against `decode_ahead_pixels` takes while it is decoded, rotated and converted to
 # float; three bytes after that.
@@ -149,6 +150,7 @@ class EmbedWorker:
         regenerate: make every file again, even if a valid one exists.
         owner: the process that publishes the files, if it is another one.
         pixels: how pixels are read, and the input that files must have.
+        donors: files that may be linked instead of making equal ones.
     """
 
     spec: EmbeddingSpec
@@ -166,6 +168,7 @@ class EmbedWorker:
     regenerate: bool = False
     owner: str | None = None
     pixels: PixelRule = field(default_factory=PixelRule)
+    donors: Donors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._encoder: Encoder | None = None
@@ -362,6 +365,8 @@ class EmbedWorker:
                 replaced = "unusable_vector"
         elif job.inline and not self.regenerate:
             replaced = "stale"
+        if linked := self._link(job, facts, wanted, replaced):
+            return linked
         encoder = self.encoder()
         if self.spec.source == "caption":
             item: np.ndarray | str = job.caption or ""
@@ -386,6 +391,39 @@ class EmbedWorker:
         if job.stat is None and not job.inline and self.spec.source == "pixels":
             remedy = "restore the image or a valid copy of the file, then run imagemill again"
             return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
+        return None
+
+    def _link(self, job: Job, facts: SourceRow | None, wanted: str | None, replaced: str | None) -> EmbedRow | None:
+        """Stage a link to a valid file with the same input, or return None. Spec: docs/spec/stage2.md#reuse."""
+        if wanted is None or self.regenerate or (facts is None and self.spec.source == "pixels"):
+            return None
+        for donor in self.donors.get(wanted, ()):
+            if donor.image_id == job.image_id or (job.suspect and donor.stat == job.present):
+                continue
+            if staged := self._stage_same(donor, facts):
+                file = msgspec.structs.replace(donor, image_id=job.image_id, stat=file_signature(staged))
+                row = _row(job, "linked", facts, file, staged, replaced)
+                row.facts["donor"] = donor.image_id
+                return row
+        return None
+
+    def _stage_same(self, donor: FileRow, facts: SourceRow | None) -> Path | None:
+        """Stage the file of another image if it still has its recorded bytes and the layout of this one."""
+        try:
+            staged = self.store.stage_same(donor.image_id)
+        except FileNotFoundError:
+            return None
+        try:
+            # A link has the signature of the recorded file, which need not be read again.
+            if file_signature(staged) == donor.stat or has_content(staged, donor.content):
+                check_npy_header(staged, *self.spec.layout(*((facts.height, facts.width) if facts else (0, 0))))
+                return staged
+        except InvalidNpy:
+            pass
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+        staged.unlink(missing_ok=True)
         return None
 
     def _wanted(self, job: Job, facts: SourceRow | None) -> str | None:

@@ -110,8 +110,10 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
     opened, color = ledger.sources(), PixelRule.read(ledger).color
     chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
     unknown = [s for s in chosen if not s.is_known(opened.get(s.image_id), color)]
-    known = LedgerSnapshot.read(ledger, [source.image_id for source in unknown])
-    todo = [source for source in unknown if not refused_image(source, known)]
+    known = LedgerSnapshot.read(ledger, [source.image_id for source in unknown], unknown)
+    moved = {source.image_id: row for source in unknown if (row := known.facts(source))}
+    ledger.record_sources(moved.values())
+    todo = [source for source in unknown if source.image_id not in moved and not refused_image(source, known)]
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for chunk in _chunks(todo):
             results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))

@@ -15,7 +15,8 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
-from imagemill.store.ledger import Ledger
+from imagemill.pipeline.stage2.renames import note_arrivals
+from imagemill.store.ledger import ACCEPTED, Ledger
 from imagemill.store.locations import refuse_gone
 
 
@@ -31,6 +32,7 @@ class Inventory:
         records_state: signatures of the file of records when its captions were adopted.
         in_force: kind as declared → kind with the data root's settings and contract.
         inputs: how `approved/` is read.
+        ended: former ids of renamed images whose records are not written yet; `recorded` does not contain them.
         kept: the last plans that were made of this listing (current_plans.py).
         worked_on: images whose rows and files steps may have changed since the listing.
     """
@@ -43,6 +45,7 @@ class Inventory:
     records_state: tuple[FileSignature | None, FileSignature | None] = (None, None)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
     inputs: InputSettings = NEW_INPUTS
+    ended: frozenset[str] = frozenset()
     kept: Any = None
     worked_on: set[str] = field(default_factory=set)
 
@@ -72,16 +75,20 @@ class Inventory:
     def survey(self, ledger: Ledger) -> None:
         """List `approved/` unless it has been listed, read the captions that are new, and record both in the ledger.
 
+        New images are compared with those that are gone.
+
         Raises:
             MissingInput: if the folder does not exist.
         """
         self._approved = self._approved or self._list_approved()
         survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs)
+        note_arrivals(self._approved.scan, ledger)
+        self.ended = frozenset(rename.former for rename in ledger.renames(ACCEPTED))
 
     @property
     def recorded(self) -> Recorded:
         """The index of the records, as they are now."""
-        return read_recorded(self.root.stage2_jsonl)
+        return read_recorded(self.root.stage2_jsonl).without(self.ended)
 
     def store(self, spec: EmbeddingSpec) -> NpyStore:
         """Return the npy store of a kind."""

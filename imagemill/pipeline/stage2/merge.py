@@ -6,7 +6,7 @@
 
 Records join by `image_id`; the last of several duplicates wins; lines are sorted by id. An unchanged record keeps its bytes, and
 so do records of unknown images. No data is dropped: unreadable lines and replaced records go to the quarantine file. Before a
-file with Stage 1 records changes for the first time, a backup is made.
+file with Stage 1 records changes for the first time, a backup is made. The record of a renamed image continues under its new id.
 
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#record-fields, docs/spec/stage2.md#merge,
 docs/spec/migration.md#forward
@@ -14,7 +14,7 @@ docs/spec/migration.md#forward
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -40,6 +40,7 @@ from imagemill.fs.atomic import link_or_copy, temporary_path
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.quarantine import BAD_ID, CAPTION, QuarantinedLine, quarantine
+from imagemill.pipeline.stage2.quarantine import RENAMED as RENAMED_LINE
 from imagemill.pipeline.stage2.record_index import (
     NextIndex,
     Recorded,
@@ -51,7 +52,7 @@ from imagemill.pipeline.stage2.record_index import (
     state_of,
     unfinished,
 )
-from imagemill.store.ledger import CaptionRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import ACCEPTED, RECORDED, CaptionRow, Ledger, Problem, Rename, SourceRow
 from imagemill.store.second_copy import refresh
 
 ASSET = "stage2_jsonl"
@@ -63,7 +64,9 @@ CAPTION_REPLACED = "caption_replaced"
 
 # Recorded one by one in the ledger's journal: a record was added, became version 2, or was corrected.
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
-_COUNTS = ("records", ADDED, MIGRATED, CHANGED, "stage1", "quarantined", "rewritten")
+# Of a renamed image: its record was written under its new id.
+RENAMED = "renamed"
+_COUNTS = ("records", ADDED, MIGRATED, CHANGED, RENAMED, "stage1", "quarantined", "rewritten")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Merged:
     """Result of a merge: counters, rows of the journal, problems, and replaced lines.
 
     `vectors`: ids with a valid DINOv3 file; only their inline vectors may be removed from records.
-    `written`: signature of the new file, None if the old one stays.
+    `written`: signature of the new file, None if the old one stays. `bases`: by new id of a renamed image, its earlier lines.
     """
 
     vectors: Set[str] = frozenset()
@@ -109,13 +112,18 @@ class Merged:
     problems: list[Problem] = field(default_factory=list)
     replaced: list[QuarantinedLine] = field(default_factory=list)
     written: FileSignature | None = None
+    bases: dict[str, list[bytes]] = field(default_factory=dict)
 
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records in one rename, only if a byte changed. Memory: the index of the old file."""
     jsonl, files = merge.root.stage2_jsonl, ledger.files(DINOV3.kind)
     merged = Merged({image_id for image_id, stat in merge.inventory.files(DINOV3).items() if (image_id, stat) in files})
-    recorded, began = read_recorded(jsonl), state_of(jsonl)
+    began = state_of(jsonl)
+    whole = read_recorded(jsonl)
+    renamed = _ready_renames(whole, ledger)
+    recorded = whole.without(frozenset(each.former for each in renamed))
+    _take_bases(renamed, whole, merged)
     merged.counts["quarantined"] = quarantine(
         merge.root.quarantine,
         jsonl.name,
@@ -132,6 +140,7 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     )
     if state := merged.written or began[0]:
         ledger.record_verified(jsonl, state)
+    ledger.advance_renames([each.former for each in renamed], RECORDED)
     left.unlink(missing_ok=True)
     if index.index is not None:
         remember(jsonl, merged.written or began[0], index.index)
@@ -140,6 +149,32 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
         ledger.record_setting(STAGE1, "migrated")
     return merged
+
+
+def _ready_renames(recorded: Recorded, ledger: Ledger) -> list[Rename]:
+    """Return the accepted renames whose records can be written now, or that have none to continue."""
+    renames = ledger.renames(ACCEPTED)
+    if not renames:
+        return []
+    ids = [each.image_id for each in renames]
+    opened, captions = ledger.sources(ids), ledger.captions(ids)
+    return [
+        each
+        for each in renames
+        if each.former not in recorded.lines
+        or each.image_id in recorded.lines
+        or (each.image_id in opened and (row := captions.get(each.image_id)) and row.mask is not None)
+    ]
+
+
+def _take_bases(renames: Iterable[Rename], recorded: Recorded, merged: Merged) -> None:
+    """Take the records of earlier ids as the bases of the new ones; their lines are quarantined."""
+    for each in renames:
+        if span := recorded.lines.get(each.former):
+            raw = span.read()
+            why = f"renamed to {each.image_id}"
+            merged.replaced.append(QuarantinedLine(span.number, RENAMED_LINE, why, raw))
+            merged.bases.setdefault(each.image_id, []).append(raw)
 
 
 def _make_way(root: DataRoot, new: Path, began: Sequence[FileSignature | None], merged: Merged, ledger: Ledger) -> None:
@@ -186,7 +221,9 @@ def _line(
 ) -> bytes:
     """Return the next line of one id: the old bytes, which are `raw`, if nothing changes."""
     merged.counts["records"] += 1
-    if raw and image_id not in recorded.vectors and _is_written_again(raw, source, caption, merge):
+    bases = merged.bases.get(image_id, ())
+    unusual = bases or image_id in recorded.vectors
+    if raw and not unusual and _is_written_again(raw, source, caption, merge):
         return raw + b"\n"
     old = _old_record(image_id, raw, recorded)
     pending = image_id in recorded.vectors and image_id not in merged.vectors
@@ -201,11 +238,11 @@ def _line(
                 outcome, remedy = "failed" if why == "missing_vector" else "refused", remedy.format(id=image_id)
                 merged.problems.append(Problem(image_id, ASSET, outcome, why, detail, remedy))
             return _with_vector(image_id, old, recorded, raw)
-    record = _record(old, source, caption, merge)
+    record = _record(_continued(bases, old, source) if bases else old, source, caption, merge)
     # Compare bytes: Python considers 24.0 and True equal to ints, but a valid record needs ints.
     if record is None or (old is not None and encode_sorted(record) == encode_sorted(old)):
         return raw + b"\n"
-    what = ADDED if old is None else MIGRATED if is_stage1(old) else CHANGED
+    what = (RENAMED if bases else ADDED) if old is None else MIGRATED if is_stage1(old) else CHANGED
     merged.counts[what] += 1
     merged.changes.append((image_id, what))
     corrections = list(_corrections(old, record))
@@ -220,6 +257,19 @@ def _is_written_again(raw: bytes, source: SourceRow | None, caption: CaptionRow 
     """Return whether a line is the one that a new record would have. Without parsing the line, this takes half the time."""
     record = _record(None, source, caption, merge)
     return record is not None and encode_line(record)[:-1] == raw
+
+
+def _continued(lines: Iterable[bytes], old: Record | None, source: SourceRow | None) -> Record:
+    """Return the record to build on, of an image that was renamed: the earlier record with the fields of its own, if any.
+
+    The part of its path before `approved/` stays.
+    """
+    base: Record = {}
+    for line in lines:
+        base |= parse_record(line) or {}
+    before, folder, _ = str(base.get("image_path", "")).partition("/approved/")
+    path = f"{before}{folder}{source.file_name}" if folder and source else ""
+    return base | {"image_path": path} | (old or {})
 
 
 def _old_record(image_id: str, raw: bytes, recorded: Recorded) -> Record | None:

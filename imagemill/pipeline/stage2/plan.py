@@ -48,6 +48,7 @@ class Job:
     the same; `present`: the signature of an existing file; `known`: the ledger's rows of this image's files, current and earlier;
     `inline`: the Stage 1 record that contains this array; `failed`: whether the model failed on the same bytes in an earlier run;
     `suspect`: the file's bytes differ from the recorded ones (damage.py); `copies`: samples in shards that may contain those.
+    `linkable`: whether a file of equal input exists (reuse.py).
     """
 
     image_id: str
@@ -62,6 +63,7 @@ class Job:
     failed: bool = False
     suspect: bool = False
     copies: tuple[StoredSample, ...] = ()
+    linkable: bool = False
 
     @property
     def needs_model(self) -> bool:
@@ -69,7 +71,7 @@ class Job:
 
         A file without a row is read first and kept if valid; a damaged one may be restored from a tar.
         """
-        if self.inline is not None or self.suspect:
+        if self.inline is not None or self.suspect or self.linkable:
             return False
         return self.present is None or any(row.stat == self.present for row in self.known)
 
@@ -96,7 +98,8 @@ class LedgerSnapshot:
 
     `outdated`: all images whose caption describes an earlier image; `failures`: kind, image and file signature on which a model
     failed. `damaged`: kind and image of files whose bytes differ from the recorded ones. `sidecars`: per image, why its sidecar
-    is not used. `pixels`: the input that arrays of pixels must have.
+    is not used. `pixels`: the input that arrays of pixels must have. `moved`: by signature, rows of images of another name whose
+    files have been moved: such a file is not read again.
     """
 
     sources: Mapping[str, SourceRow]
@@ -107,10 +110,19 @@ class LedgerSnapshot:
     damaged: Set[tuple[str, str]] = frozenset()
     sidecars: Mapping[str, Problem] = field(default_factory=dict)
     pixels: PixelRule = field(default_factory=PixelRule)
+    moved: Mapping[FileSignature, SourceRow] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, ledger: Ledger, ids: Sequence[str] | None = None) -> "LedgerSnapshot":
-        """Read the rows of these images, or of all."""
+    def read(
+        cls, ledger: Ledger, ids: Sequence[str] | None = None, listed: Iterable[SourceFile] = ()
+    ) -> "LedgerSnapshot":
+        """Read the rows of these images, or of all.
+
+        Args:
+            ledger: the ledger.
+            ids: the images; None for all.
+            listed: images to look for under another name if they have no row.
+        """
         refusals: dict[str, list[Problem]] = {}
         failures = set()
         problems = ledger.problems(ids)
@@ -119,8 +131,10 @@ class LedgerSnapshot:
                 refusals.setdefault(problem.item, []).append(problem)
             elif problem.reason in MODEL_REASONS:
                 failures.add((problem.asset, problem.item, problem.stat))
+        sources = ledger.sources(ids)
+        unknown = [source.stat for source in listed if source.image_id not in sources]
         return cls(
-            ledger.sources(ids),
+            sources,
             ledger.captions(ids),
             refusals,
             ledger.outdated_captions(),
@@ -128,11 +142,14 @@ class LedgerSnapshot:
             damaged_files(problems),
             {problem.item: problem for problem in problems if problem.asset == SIDECARS},
             PixelRule.read(ledger),
+            ledger.sources_at(unknown) if unknown else {},
         )
 
     def facts(self, source: SourceFile) -> SourceRow | None:
         """Return the source as last read, if it has not changed since and everything is known that planning needs."""
         row = self.sources.get(source.image_id)
+        if row is None and (moved := self.moved.get(source.stat)):
+            row = msgspec.structs.replace(moved, image_id=source.image_id, file_name=source.file_name)
         return row if source.is_known(row, self.pixels.color) else None
 
 
@@ -312,7 +329,7 @@ def plans_for(
     scan, recorded = inventory.scan, inventory.recorded
     # To read all rows takes less time than to look up most of them.
     rows = None if 2 * len(ids) > len(scan.sources) else ids
-    known = LedgerSnapshot.read(ledger, rows)
+    known = LedgerSnapshot.read(ledger, rows, (scan.sources[i] for i in ids if i in scan.sources))
     plans: dict[EmbeddingSpec, EmbeddingPlan] = {}
     for declared in specs:
         spec = inventory.in_force(declared)

@@ -41,6 +41,9 @@ PUBLISH_SECONDS = 1.0
 PUBLISH_BEHIND_BYTES = 256 * 1024 * 1024
 _ROW_BYTES = 4096
 
+# Outcomes that leave another file under the final name.
+_CHANGES = {"computed", "linked", "extracted", "restored"}
+
 
 def publish(
     rows: Iterable[EmbedRow | None],
@@ -261,9 +264,9 @@ def _publish_batch(
         ledger.record_sources(row.source for row in batch if row.source)
         ledger.record_files(files)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
-        ledger.record_changes(
-            (row.image_id, kind, row.outcome) for row in batch if row.outcome in {"computed", "extracted", "restored"}
-        )
+        if kind == T5.kind:
+            ledger.copy_masks({row.image_id: row.facts["donor"] for row in batch if "donor" in row.facts})
+        ledger.record_changes((row.image_id, kind, row.outcome) for row in batch if row.outcome in _CHANGES)
         ledger.clear_problems(kind, good)
         ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
     if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:
@@ -277,6 +280,9 @@ def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
     """Rename a staged file; if that fails, mark its row as failed. Return True on success."""
     try:
         os.replace(staged, store.path(row.image_id))
+        if row.outcome == "linked":
+            # If both are names of the same file, the replacement leaves both.
+            staged.unlink(missing_ok=True)
     except OSError as error:
         _not_written(row, staged, error)
     return row.file is not None

@@ -17,9 +17,11 @@ from imagemill.fs.atomic import write_bytes_atomic
 SUFFIX = ".quarantine.jsonl"
 
 MALFORMED, BAD_ID, DUPLICATE, CAPTION = "malformed_line", "bad_id", "duplicate_id", "caption_replaced"
+RENAMED = "renamed"
 
-# Reasons of texts that another source replaced: they are kept, but no input is missing because of them.
-REPLACED_TEXTS = frozenset({CAPTION})
+# Reasons of lines that another source, or the record of another name, replaced: they are kept, but no input is missing because
+# of them.
+REPLACED_TEXTS = frozenset({CAPTION, RENAMED})
 
 
 class QuarantinedLine(NamedTuple):

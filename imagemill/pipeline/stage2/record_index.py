@@ -9,7 +9,7 @@ Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -64,6 +64,18 @@ class Recorded:
     def texts(self) -> dict[str, str]:
         """`fingerprint_texts` of the captions of each record that has one."""
         return {**self.captions, **self.several}
+
+    def without(self, ids: Set[str]) -> "Recorded":
+        """Return the records of the other images; all of them, without a copy, if there are no ids."""
+        if not ids:
+            return self
+        lines, vectors = (
+            {i: span for i, span in spans.items() if i not in ids} for spans in (self.lines, self.vectors)
+        )
+        captions, several = (
+            {i: text for i, text in texts.items() if i not in ids} for texts in (self.captions, self.several)
+        )
+        return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several)
 
 
 def unfinished(jsonl: Path) -> Path:

@@ -31,9 +31,10 @@ from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
 from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
+from imagemill.store.ledger.renames import ACCEPTED, DONE, RECORDED, RENAMES, Rename, Renames, Takeover
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, SETTINGS
-from imagemill.store.ledger.sources import SOURCES, SourceRow, Sources
+from imagemill.store.ledger.sources import ARRIVALS, SOURCES, SourceRow, Sources
 from imagemill.store.ledger.summaries import SUMMARIES, FinishedSummary, Summaries
 from imagemill.store.ledger.table import Table
 from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
@@ -41,7 +42,7 @@ from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
 
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
-    WITHDRAWN, LEASES, VERIFIED, SUMMARIES,
+    WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES,
 )  # fmt: skip
 
 
@@ -60,7 +61,9 @@ class Rule(Enum):
 ColumnRule = Rule | tuple[str, ...]
 
 
-class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets, Summaries):
+class Ledger(
+    Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets, Summaries, Renames
+):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
     def check(self) -> str | None:
@@ -95,8 +98,8 @@ class Ledger(Sources, Captions, Files, Problems, Counts, Regenerations, Withdraw
 
 
 __all__ = [
-    "BEGUN", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW", "FROM_PREVIEW_RECORD",
-    "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "SUPERSEDED", "VERSION", "CaptionKey", "CaptionRow", "Captioned",
-    "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged", "Problem", "Rule",
-    "SourceRow", "fingerprint_texts",
+    "ACCEPTED", "BEGUN", "DONE", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW",
+    "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "RECORDED", "SUPERSEDED", "VERSION", "CaptionKey",
+    "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged",
+    "Problem", "Rename", "Rule", "SourceRow", "Takeover", "fingerprint_texts",
 ]  # fmt: skip

@@ -158,7 +158,7 @@ class Database:
     def _select(
         self,
         table: Table[R],
-        ids: Sequence[str] | None = None,
+        ids: Sequence[str | int] | None = None,
         where: str = "1",
         given: Sequence[Any] = (),
         *,

@@ -61,6 +61,10 @@ class Files(Database):
         """Return image id and signature of each valid file of a kind."""
         return set(self._rows("SELECT image_id, signature FROM files WHERE kind = ?", (kind,)))  # type: ignore[arg-type]
 
+    def files_of_inputs(self, kind: str, inputs: Iterable[str]) -> Iterator[FileRow]:
+        """Yield the rows of a kind whose files were made from one of these inputs, given by their fingerprints."""
+        return self._select(FILES, list(inputs), "kind = ?", (kind,), key="source")
+
     def model_keys(self, kind: str) -> set[str]:
         """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`."""
         return {model_key for (model_key,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}

@@ -56,7 +56,20 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
         return f"{self.fingerprint}+{color}:{self.color}" if self.converts else None
 
 
+class _SourceId(msgspec.Struct, frozen=True):
+    image_id: str
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """An image that may have been renamed. `at`: when it was compared with other images, UTC, ISO 8601; empty before that."""
+
+    image_id: str
+    at: str = ""
+
+
 SOURCES = Table("sources", SourceRow)
+ARRIVALS = Table("arrivals", Arrival)
+_IDS = Table("sources", _SourceId)
 
 
 class Sources(Database):
@@ -74,6 +87,20 @@ class Sources(Database):
         """Return the images with these bytes, by id."""
         return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}
 
+    def sources_with(self, fingerprints: Iterable[str]) -> dict[str, SourceRow]:
+        """Return the images with any of these bytes, by id."""
+        return {row.image_id: row for row in self._select(SOURCES, list(fingerprints), key="fingerprint")}
+
+    def sources_at(self, signatures: Iterable[FileSignature]) -> dict[FileSignature, SourceRow]:
+        """Return an image for each of these signatures of files, as last read: of several, the first by id."""
+        found = sorted(self._select(SOURCES, list(signatures), key="signature"), key=lambda row: row.image_id)
+        return {row.stat: row for row in reversed(found)}
+
+    def sources_of_sizes(self, sizes: Iterable[int]) -> list[SourceRow]:
+        """Return the images whose files have one of these sizes in bytes. Reads every row."""
+        # A signature is `posix:<size>:…`; the conversion ends at the colon.
+        return list(self._select(SOURCES, sorted(set(sizes)), key="CAST(substr(signature, 7) AS INT)"))
+
     def colours(self) -> dict[str, tuple[str | None, str]]:
         """Return the state of the colours, and the name of the description, by image id."""
         return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
@@ -83,5 +110,9 @@ class Sources(Database):
         self._change_each("DELETE FROM sources WHERE image_id = ?", ((image_id,) for image_id in ids))
 
     def record_sources(self, rows: Iterable[SourceRow]) -> None:
-        """Insert or replace rows of images."""
-        self._insert(SOURCES, rows)
+        """Insert or replace rows of images. Those that had none are also recorded as arrivals."""
+        given = list(rows)
+        with self.transaction():
+            known = {row.image_id for row in self._select(_IDS, [row.image_id for row in given])} if given else set()
+            self._insert(ARRIVALS, (Arrival(row.image_id) for row in given if row.image_id not in known))
+            self._insert(SOURCES, given)

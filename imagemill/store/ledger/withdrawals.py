@@ -28,7 +28,7 @@ class Withdrawals(Database):
 
     def withdraw(self, ids: Iterable[str]) -> None:
         """Record these images as withdrawn now."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
         self.record_withdrawals(dict.fromkeys(ids, now))
 
     def record_withdrawals(self, withdrawn: dict[str, str]) -> None:
