@@ -10,7 +10,7 @@ from imagemill.domain.embedding_specs import default_specs, embedding_specs
 from imagemill.domain.stage2_records import DECODER, FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
 from imagemill.formats.jsonl import parse_object, read_jsonl, read_typed
 from imagemill.pipeline.shards.shard_sets import INDEX
-from imagemill.store.ledger import ColumnRule, Ledger, Rule
+from imagemill.store.ledger import ColumnRule, Ledger, ValueRule
 from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings
 
@@ -38,7 +38,7 @@ def _keeps(rule: FieldRule, column: Any) -> Any:
 
 def _ledger_columns(kinds: Collection[str]) -> dict[str, dict[str, ColumnRule]]:
     """Return the rules of the ledger's tables of images, captions, files and problems. `kinds`: permitted in `files`."""
-    text, side, fingerprint = Rule.TEXT, Rule.POSITIVE, Rule.FINGERPRINT
+    text, side, fingerprint = ValueRule.TEXT, ValueRule.POSITIVE, ValueRule.FINGERPRINT
     return {
         "sources": {
             "image_id": text, "file_name": text, "fingerprint": fingerprint, "height": side, "width": side,
@@ -56,13 +56,13 @@ def ledger_schema(columns: Mapping[str, ColumnRule]):
     import pandera.pandas as pa
 
     checks = {
-        Rule.TEXT: (str, pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")),
-        Rule.FINGERPRINT: (str, pa.Check.str_contains(":")),
-        Rule.POSITIVE: (int, pa.Check.gt(0)),
+        ValueRule.TEXT: (str, pa.Check(lambda column: column.str.strip().str.len() > 0, name="not blank")),
+        ValueRule.FINGERPRINT: (str, pa.Check.str_contains(":")),
+        ValueRule.POSITIVE: (int, pa.Check.gt(0)),
     }
     return pa.DataFrameSchema(
         {
-            name: pa.Column(*checks[rule]) if isinstance(rule, Rule) else pa.Column(str, pa.Check.isin(rule))
+            name: pa.Column(*checks[rule]) if isinstance(rule, ValueRule) else pa.Column(str, pa.Check.isin(rule))
             for name, rule in columns.items()
         }
     )

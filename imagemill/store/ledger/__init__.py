@@ -46,7 +46,7 @@ _TABLES: tuple[Table[Any], ...] = (
 )  # fmt: skip
 
 
-class Rule(Enum):
+class ValueRule(Enum):
     """A rule for the values of a column: a text that is not blank, a text with a colon, a positive integer.
 
     The value is a condition of SQL that proves the rule; a value that it does not prove may keep the rule as well.
@@ -58,7 +58,7 @@ class Rule(Enum):
 
 
 # A rule, or the texts that a column may contain.
-ColumnRule = Rule | tuple[str, ...]
+ColumnRule = ValueRule | tuple[str, ...]
 
 
 class Ledger(
@@ -82,7 +82,7 @@ class Ledger(
         """Return the number of a table's rows, and these columns, as stored, of each row that may break a rule."""
         conditions, given = [], []
         for name, rule in columns.items():
-            if isinstance(rule, Rule):
+            if isinstance(rule, ValueRule):
                 conditions.append(rule.value.format(name))
             else:
                 conditions.append(f"{name} IN ({', '.join('?' * len(rule))})")
@@ -101,5 +101,5 @@ __all__ = [
     "ACCEPTED", "BEGUN", "DONE", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW",
     "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "RECORDED", "SUPERSEDED", "VERSION", "CaptionKey",
     "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost", "Ledger", "LedgerDamaged",
-    "Problem", "Rename", "Rule", "SourceRow", "Takeover", "fingerprint_texts",
+    "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
 ]  # fmt: skip
