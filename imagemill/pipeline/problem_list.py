@@ -98,6 +98,8 @@ def current_problems(scan: Scan, ledger: Ledger, problems: Iterable[Problem] | N
 
 
 def _signature_of(problem: Problem, scan: Scan) -> FileSignature | None:
+    if problem.asset == METADATA:
+        return next((file.stat for file in scan.metadata if file.path == problem.item), None)
     source = scan.sources.get(problem.item)
     if source is None:
         return None
@@ -105,13 +107,16 @@ def _signature_of(problem: Problem, scan: Scan) -> FileSignature | None:
 
 
 def list_problems(inventory: Inventory, ledger: Ledger, problems: Iterable[Problem]) -> list[InputProblem]:
-    """Return one entry per input and reason, in order of items.
+    """Return one entry per input and reason, in order of items. A refused image is not listed for its caption as well.
 
     Args:
         inventory: contents of the folders.
         ledger: sources and withdrawals.
         problems: those of the ledger that still hold.
     """
+    problems = list(problems)
+    refused = {p.item for p in problems if p.asset != SIDECARS and p.reason not in DECISIONS}
+    problems = [p for p in problems if p.asset != SIDECARS or p.item not in refused]
     entries = [*_of_ledger(problems), *gone_images(inventory.scan, ledger), *_quarantined_lines(inventory.root)]
     return _sorted(entries)
 

@@ -194,3 +194,42 @@ def test_edited_record_precedes_the_name_of_the_folder(data_root):
     edit(data_root, "dogs%2Fa", caption="edited")
     run(data_root)
     assert trained(data_root) == {"dogs%2Fa": (["edited"], 1)}
+
+
+def test_each_image_has_one_problem_and_a_metadata_file_its_own(data_root):
+    """Spec: docs/spec/stage2.md#metadata-files"""
+    put(data_root, "good.png")
+    put(data_root, "labels.png", "0 0.1 0.2 0.3 0.4")
+    (data_root.approved / "bad.png").write_bytes(b"no image")
+    (data_root.approved / "bad.txt").write_text("0 0.1 0.2 0.3 0.4")
+    rows = [{"file_name": "good.png", "text": "x"}, {"file_name": "gone.png", "text": "y"}]
+    (data_root.approved / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    done = called(data_root, "run")
+
+    assert "3 images seen: 1 embedded, 2 refused" in done.text
+    assert "1 row without an image (2: gone.png)" in done.text
+    listed = json.loads(called(data_root, "problems", "--json").text)
+    found = {problem["item"]: problem["reason"] for problem in listed}
+    assert len(found) == len(listed)
+    assert found == {
+        "bad": "undecodable", "labels": "annotation_not_caption", "metadata.jsonl": "row_without_image",
+    }  # fmt: skip
+    (data_root.approved / "bad.png").unlink()
+    picture(data_root.approved / "bad.png", size=(24, 24))
+    called(data_root, "run")
+    assert (
+        json.loads(called(data_root, "explain", "bad", "--json").text)["problems"][0]["reason"]
+        == "annotation_not_caption"
+    )
+
+
+def test_row_that_disappears_with_its_file_is_no_problem_any_more(data_root):
+    put(data_root, "good.png", "x")
+    (data_root.approved / "captions.json").write_text('{"gone.png": "y"}')
+    assert "row_without_image" in called(data_root, "run").text
+
+    (data_root.approved / "captions.json").unlink()
+
+    assert "row_without_image" not in called(data_root, "run").text
+    assert "row_without_image" not in called(data_root, "status", "--fresh").text
