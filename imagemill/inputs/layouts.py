@@ -29,6 +29,11 @@ _ROWS: Final = 200
 _SHOWN: Final = 20
 _MAX_BYTES: Final = 256 << 20
 
+# Tools whose metadata files have these names.
+_TOOLS: Final = {"captions.json": "diffusion-pipe"} | dict.fromkeys(
+    ("metadata.jsonl", "metadata.csv", "metadata.parquet"), "Hugging Face imagefolder"
+)
+
 # Reasons of files that may be tables of captions.
 _UNREAD: Final = frozenset({"unsupported_type", "metadata_not_read"})
 
@@ -62,14 +67,7 @@ def _layouts(scan: Scan) -> Iterator[str]:
         yield f"OneTrainer: {counted(len(scan.companions), 'companion image')} (masks, control images)"
     names = Counter(posixpath.basename(file.path) for file in scan.metadata)
     for name, count in sorted(names.items()):
-        tool = (
-            "diffusion-pipe"
-            if name == "captions.json"
-            else "Hugging Face imagefolder"
-            if "metadata." in name
-            else "table"
-        )
-        yield f"{tool}: {name}" + (f" in {count} folders" if count > 1 else "")
+        yield f"{_TOOLS.get(name, 'table')}: {name}" + (f" in {count} folders" if count > 1 else "")
     if any(path.rpartition("/")[2] in ("_latent_cache", "_controls_") for path in scan.ignored):
         yield "ai-toolkit: folders with its caches"
     folders = {source.file_name.rpartition("/")[0] for source in scan.sources.values()} - {""}
