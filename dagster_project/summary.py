@@ -42,12 +42,13 @@ _OF_RECORDS = {
     "stage1": "still of Stage 1",
 }
 
-# Inputs that are not images, by reason.
+# Inputs that are not images, by reason: a noun, and what follows it.
 _OTHER_INPUTS = {
-    "unsupported_type": "unsupported file",
-    "sub_folder": "folder",
-    "orphan_caption": "caption file without an image",
-    "not_a_file": "entry that is not a file",
+    "unsupported_type": ("unsupported file", ""),
+    "archive": ("archive", ""),
+    "sub_folder": ("folder", ""),
+    "orphan_caption": ("caption file", " without an image"),
+    "not_a_file": ("entry", " that is not a file"),
 }
 
 # Number of problems printed per reason.
@@ -124,7 +125,8 @@ def _nothing_new(work: Ended, status: Status, counts: Mapping[str, Mapping[str, 
 def _other_inputs(status: Status) -> Iterator[str]:
     reasons = {p.item: p.reason for p in status.stage2_problems if p.reason in _OTHER_INPUTS}
     counts = {reason: list(reasons.values()).count(reason) for reason in _OTHER_INPUTS}
-    if parts := [counted(count, _OTHER_INPUTS[reason]) for reason, count in counts.items() if count]:
+    nouns = ((count, *_OTHER_INPUTS[reason]) for reason, count in counts.items() if count)
+    if parts := [counted(count, noun) + rest for count, noun, rest in nouns]:
         yield f"  other      {', '.join(parts)}"
 
 

@@ -40,7 +40,7 @@ def spoil(root):
     (root.approved / "twin.jpg").write_bytes(b"x")
     (root.approved / "twin.png").write_bytes(b"x")
     (root.approved / "notes.pdf").write_bytes(b"x")
-    (root.approved / "sub").mkdir()
+    (root.approved / "sub").symlink_to(root.approved)
     (root.approved / "alone.txt").write_text("x")
     return {
         ("torn", "undecodable"), ("silent", "missing_caption"), ("twin.jpg", "id_collision"), ("twin.png", "id_collision"),

@@ -174,3 +174,17 @@ def test_folders_that_cannot_be_told_from_the_data_root_are_refused(data_root, t
         assert (done.code, why in done.text) == (2, True), (folder, done.text)
 
     assert called(data_root, "run").code == 0, "nothing was recorded"
+
+
+def test_remedy_of_a_missing_caption_names_a_file_beside_the_image(data_root):
+    fill(data_root.approved, "dogs/a.b.png", "ok.png")
+    (data_root.approved / "dogs/a.b.txt").unlink()
+    for name in ("x.txt", "y.txt"):
+        (data_root.approved / name).write_text("of no image")
+
+    done = called(data_root, "run")
+
+    assert "write one line of text to a.b.txt beside the image" in done.text
+    assert "2 caption files without an image" in done.text
+    (data_root.approved / "dogs/a.b.txt").write_text("a dog")
+    assert "missing_caption" not in called(data_root, "run").text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import SRGB
 from imagemill.formats.images import heif_is_installed
 from imagemill.formats.jsonl import Span
@@ -306,7 +307,7 @@ def missing_caption(asset: str, source: SourceFile, *, outdated: bool = False) -
         "refused",
         "missing_caption",
         OUTDATED_CAPTION if outdated else lacking,
-        f"write one line of text to {source.image_id}.txt beside the image",
+        f"write one line of text to {stem_of(source.file_name.rpartition('/')[2])}.txt beside the image",
         source.stat,
     )
 
