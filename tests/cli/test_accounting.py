@@ -196,8 +196,10 @@ def test_renamed_image_is_reported_with_the_command_that_resolves_it(root):
 
     done = called(root, "run")
 
-    assert "new: the same bytes as a.png, which no longer exists" in done.text
-    (remedy,) = set(re.findall(r"`imagemill (withdraw \w+)`", done.text))
+    assert "renamed    1 image with a new name (new); `imagemill run --accept-renames` gives it" in done.text
+    listed = called(root, "problems", "--reason", "renamed").text
+    assert "the same bytes as a.png, which no longer exists" in listed
+    (remedy,) = set(re.findall(r"`imagemill (withdraw \w+)`", listed))
     assert called(root, *remedy.split()).code == 0
     assert "refused: withdrawn" in called(root, "problems").text
     assert "1 problem\n" in called(root, "problems").text
