@@ -79,7 +79,7 @@ def bad_images():
 
 def put_bad_entries(approved):
     """Add entries that are refused by name alone; return item → reason."""
-    (approved / "folder.jpg").mkdir()
+    (approved / "folder.jpg").symlink_to(approved)
     (approved / "dangling.png").symlink_to(approved / "nowhere.png")
     os.mkfifo(approved / "pipe.jpg")
     for name in ("twin.jpg", "twin.png", "case.jpg", "case.JPG", "drawing.svg", "new\nline.jpg"):

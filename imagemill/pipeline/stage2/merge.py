@@ -52,6 +52,7 @@ from imagemill.pipeline.stage2.record_index import (
     state_of,
     unfinished,
 )
+from imagemill.pipeline.stage2.renames import note_arrivals
 from imagemill.store.ledger import ACCEPTED, RECORDED, CaptionRow, Ledger, Problem, Rename, SourceRow
 from imagemill.store.second_copy import refresh
 
@@ -117,6 +118,8 @@ class Merged:
 
 def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records in one rename, only if a byte changed. Memory: the index of the old file."""
+    # The images of this run are known now; a withdrawal or another move may follow before the next listing.
+    note_arrivals(merge.inventory.scan, ledger)
     jsonl, files = merge.root.stage2_jsonl, ledger.files(DINOV3.kind)
     merged = Merged({image_id for image_id, stat in merge.inventory.files(DINOV3).items() if (image_id, stat) in files})
     began = state_of(jsonl)

@@ -120,8 +120,9 @@ def note_arrivals(scan: Scan, ledger: Ledger) -> None:
     """Compare new images with those that are gone, and record which of them may have been renamed."""
     arrivals = ledger.arrivals()
     if new := [image_id for image_id, at in arrivals.items() if not at]:
+        is_any_gone = not ledger.source_ids() <= scan.sources.keys()
         with ledger.transaction():
-            ledger.note_arrivals(new, _equal(scan, ledger, arrivals))
+            ledger.note_arrivals(new, _equal(scan, ledger, arrivals) if is_any_gone else ())
             ledger.forget_renames(image_id for image_id in new if image_id in scan.sources)
 
 
