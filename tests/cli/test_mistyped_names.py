@@ -26,7 +26,7 @@ def root(tmp_path_factory):
         (["explain", "PHOTO0001.jpg"], 1, "why:   similar names: photo0001"),
         (["explain", "zebra"], 1, "why:   existing names: photo0000, photo0001, photo0002"),
         (["withdraw", "photo0000", "foto0001"], 1, "do:    check the ids; for 'foto0001', similar names: photo0001"),
-        (["withdraw", "--restore", "photo0001.jpg"], 1, "for 'photo0001.jpg', similar names: photo0001"),
+        (["withdraw", "--restore", "foto0001.jpg"], 1, "for 'foto0001.jpg', similar names: photo0001"),
         (["stage-a", "--mission", "shelf2024"], 1, "why:   similar names: shelf-2024"),
         (["shards", "--bucket", "1024x1204"], 2, "why:   similar names: 1024x1024"),
         (["shards", "--bucket", "1024x1204", "--dry-run"], 2, "choose from 1024x1024, 832x1216, 1216x832"),

@@ -41,7 +41,7 @@ def test_records_are_written_and_counted(root, instance):
     assert result.success
     assert [line.value["image_id"] for line in read_jsonl(root.stage2_jsonl)] == ["a", "b"]
     assert counts(root, result) == {
-        "records": 2, "added": 2, "migrated": 0, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
+        "records": 2, "added": 2, "renamed": 0, "migrated": 0, "changed": 0, "stage1": 0, "quarantined": 0, "rewritten": 1,
         "truncated_captions": 0,
         "refused": 0, "failed": 0, "waiting": 0, "skipped": 0, "migrated_new": 2, "extracted": 0, "enriched": 0, "total": 2,
         "images_seen": 2, "images_embedded": 2, "images_up_to_date": 0, "images_refused": 0, "images_failed": 0,
