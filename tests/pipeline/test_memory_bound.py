@@ -36,7 +36,8 @@ def growth(root, photo, kind, *, count, preview_root, decode_threads=2, decode_a
     done = subprocess.run(
         [sys.executable, PROJECT / "tests/helpers/peak.py", *map(str, options)],
         # The kernels of oneDNN for AVX-512 take up to 0.1 GB more than those that every processor has.
-        env={**os.environ, "PYTHONPATH": str(PROJECT), "ONEDNN_MAX_CPU_ISA": "AVX2"}, cwd=PROJECT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        cwd=PROJECT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
