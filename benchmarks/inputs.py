@@ -19,12 +19,10 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import PROJECT, Cost, cost
-from benchmarks.scale import NOTHING_RATIO, TICK_SECONDS, TINY, TINY_KINDS, line_of, tick_seconds
+from benchmarks.scale import NOTHING_RATIO, TICK_SECONDS, TINY_KINDS, command, limit_seconds, line_of, tick_seconds
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
 
-OURS = ("-m", "benchmarks.common.ours")
 SIDE = 64
 PER_FOLDER = 100
 FULL = 60_000
@@ -46,10 +44,6 @@ def main() -> int:
     return 0 if all(reached) else 1
 
 
-def _command(*words: object, **environment: str) -> Cost:
-    return cost([*OURS, *words], PYTHONPATH=os.pathsep.join(map(str, (PROJECT, TINY))), **environment)
-
-
 # ---- scan
 
 
@@ -59,7 +53,7 @@ def _scanned(folder: Path, images: int) -> Iterator[bool]:
     print(f"{images:,} images and {images:,} texts in one folder", flush=True)
     noise_photos(folder / "one_photo", 1, width=SIDE, height=SIDE)
     one, all_of_them = (
-        _command("scan", each, "--data-root", folder / "none") for each in (folder / "one_photo", photos)
+        command("scan", each, "--data-root", folder / "none") for each in (folder / "one_photo", photos)
     )
     seconds = all_of_them.cpu_seconds - one.cpu_seconds
     began = time.process_time()
@@ -82,20 +76,21 @@ def _run(folder: Path, images: int) -> Iterator[bool]:
     noise_photos(folder / "made", images, width=SIDE, height=SIDE, smooth=8)
     texts = _move_to_folders(folder / "made", root.approved)
     _write_rows(root.approved / "metadata.jsonl", texts)
-    folders = -(-images // PER_FOLDER)
-    print(f"\n{images:,} images in {folders:,} folders, {len(texts):,} rows of captions", flush=True)
+    print(f"\n{images:,} images in {-(-images // PER_FOLDER):,} folders, {len(texts):,} rows of captions", flush=True)
     home = {"DAGSTER_HOME": str(root.path / ".dagster")}
-    first = _command("run", "--data-root", root.path, **home).cpu_seconds
+    first = command("run", "--data-root", root.path, **home).cpu_seconds
     line_of("first run", first)
-    limit, start = _limit(root), _command("--help").cpu_seconds
+    folders = [root.approved, *sorted(each for each in root.approved.iterdir() if each.is_dir())]
+    limit = limit_seconds(root, [*folders, *(root.derived / kind for kind in TINY_KINDS)])
+    start = command("--help").cpu_seconds
     line_of("limit", limit)
-    nothing = _command("run", "--data-root", root.path, **home).cpu_seconds
+    nothing = command("run", "--data-root", root.path, **home).cpu_seconds
     yield line_of("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
     yield line_of("sensor tick, nothing new", tick_seconds(root), TICK_SECONDS) or images < FULL
     before = _edited(root)
     path = sorted(texts)[images // 2]
     _write_rows(root.approved / "metadata.jsonl", {**texts, path: "an edited caption"})
-    line_of("run, one edited row", _command("run", "--data-root", root.path, **home).cpu_seconds)
+    line_of("run, one edited row", command("run", "--data-root", root.path, **home).cpu_seconds)
     yield line_of("  records changed", _edited(root) - before, 1)
 
 
@@ -119,21 +114,6 @@ def _edited(root: DataRoot) -> int:
     return sum(line.value["caption"] == "an edited caption" for line in read_jsonl(root.stage2_jsonl) if line.value)
 
 
-def _limit(root: DataRoot) -> float:
-    began = time.process_time()
-    for folder in (root.approved, *(path for path in root.approved.iterdir() if path.is_dir()), *_of_kinds(root)):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                entry.stat()
-    for _ in read_jsonl(root.stage2_jsonl):
-        pass
-    return time.process_time() - began
-
-
-def _of_kinds(root: DataRoot) -> list[Path]:
-    return [root.derived / kind for kind in TINY_KINDS]
-
-
 # ---- a long metadata file
 
 
@@ -149,7 +129,7 @@ def _long(folder: Path, rows: int) -> Iterator[bool]:
                 file.write(
                     json.dumps({"file_name": f"photo{number:06d}.jpg", "text": f"noise, number {number}"}) + "\n"
                 )
-        peaks.append(_command("scan", images, "--data-root", folder / "none").peak_bytes)
+        peaks.append(command("scan", images, "--data-root", folder / "none").peak_bytes)
     print(f"\n{rows:,} rows in one metadata file", flush=True)
     yield line_of("memory beyond that of 1,000 rows, MB", (peaks[1] - peaks[0]) / 1e6, ROWS_MB)
 

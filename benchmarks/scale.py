@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -74,14 +74,14 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     print(
         f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
     )
-    start = _command("--help").cpu_seconds
+    start = command("--help").cpu_seconds
     costs = [_run(place) for place in places]
-    for command in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
-        _command(*command, "--data-root", single.path)
+    for words in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
+        command(*words, "--data-root", single.path)
     tick_seconds(single)
     first_single, first_few, first_1000, first_2000, first_quarter, first_half, first = (c.cpu_seconds for c in costs)
     history = _bytes_below(root.path / ".dagster") / images / 1000
-    limit = _limit(root, kinds)
+    limit = limit_seconds(root, [root.approved, *(root.derived / kind for kind in kinds)])
     line_of("limit", limit)
     line_of("start", start)
     line_of("first run", first)
@@ -96,10 +96,10 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     nothing = _run(root).cpu_seconds
     yield line_of("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
     at_full, more = images >= FULL, max(1.0, images / FULL)
-    seconds = _command("status", "--data-root", root.path).cpu_seconds
+    seconds = command("status", "--data-root", root.path).cpu_seconds
     yield line_of("status", seconds, more * STATUS_SECONDS) or not at_full
     one = f"photo{images // 2:06d}"
-    explained = _command("explain", one, "--data-root", root.path).cpu_seconds
+    explained = command("explain", one, "--data-root", root.path).cpu_seconds
     yield line_of("explain", explained, more * EXPLAIN_SECONDS) or not at_full
     yield line_of("sensor tick, nothing new", tick_seconds(root), more * TICK_SECONDS) or not at_full
     of_sample = sum(_tars(root).values()) / images
@@ -113,7 +113,7 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
 
 
-def _command(*words: object, **environment: str) -> Cost:
+def command(*words: object, **environment: str) -> Cost:
     paths = os.pathsep.join(map(str, (PROJECT, TINY)))
     return cost([*OURS, *words], PYTHONPATH=paths, **environment)
 
@@ -137,7 +137,7 @@ def _fill(root: DataRoot, begin: int, count: int) -> None:
 
 
 def _run(root: DataRoot) -> Cost:
-    return _command("run", "--data-root", root.path, DAGSTER_HOME=str(root.path / ".dagster"))
+    return command("run", "--data-root", root.path, DAGSTER_HOME=str(root.path / ".dagster"))
 
 
 def _changed(root: DataRoot, change: Callable[[], object]) -> tuple[float, int]:
@@ -156,10 +156,10 @@ def _bytes_below(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _limit(root: DataRoot, kinds: Sequence[str]) -> float:
-    """Return the CPU seconds of stat for every file of the images, and of decoding the records."""
+def limit_seconds(root: DataRoot, folders: Iterable[Path]) -> float:
+    """Return the CPU seconds of stat for every file of these folders, and of decoding the records."""
     began = time.process_time()
-    for folder in (root.approved, *(root.derived / kind for kind in kinds)):
+    for folder in folders:
         with os.scandir(folder) as entries:
             for entry in entries:
                 entry.stat()
@@ -169,9 +169,9 @@ def _limit(root: DataRoot, kinds: Sequence[str]) -> float:
 
 
 def tick_seconds(root: DataRoot) -> float:
-    command = [sys.executable, "-m", "benchmarks.common.tick", str(root.path)]
+    words = [sys.executable, "-m", "benchmarks.common.tick", str(root.path)]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
-    done = subprocess.run(command, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import InputSettings
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, format_of
 from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
-from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars
+from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars, with_known_mask
 from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem, fingerprint_texts
 from imagemill.text.units import counted
 
@@ -243,7 +241,7 @@ class _Reading:
     def _flush(self, ledger: Ledger) -> None:
         known = ledger.captions(list(self._rows), outdated=True) if self._rows else {}
         with ledger.transaction():
-            ledger.record_captions(_with_mask(row, known.get(row.image_id)) for row in self._rows.values())
+            ledger.record_captions(with_known_mask(row, known.get(row.image_id)) for row in self._rows.values())
             ledger.record_conflicts(self._conflicts)
         self._rows.clear()
         self._conflicts.clear()
@@ -285,10 +283,3 @@ class _Reading:
     def _problem(self, reason: str, detail: str, remedy: str, *, failed: bool = False) -> Problem:
         outcome = "failed" if failed else "refused"
         return Problem(self._file.path, METADATA, outcome, reason, detail, remedy, self._file.stat)
-
-
-def _with_mask(row: CaptionRow, known: CaptionRow | None) -> CaptionRow:
-    """Return a row with the mask of an equal text."""
-    if known is None or known.fingerprint != row.fingerprint:
-        return row
-    return msgspec.structs.replace(row, mask=known.mask, truncated=known.truncated)

@@ -62,6 +62,13 @@ def caption_row(
     return CaptionRow(image_id, stat, texts[0], origin, of_first, texts=texts if len(texts) > 1 else ())
 
 
+def with_known_mask(row: CaptionRow, known: CaptionRow | None) -> CaptionRow:
+    """Return a row with the mask of a known one if their texts are equal."""
+    if known is None or known.fingerprint != row.fingerprint:
+        return row
+    return msgspec.structs.replace(row, mask=known.mask, truncated=known.truncated)
+
+
 def read_captions(
     folder: Path,
     sources: Iterable[SourceFile],
@@ -89,10 +96,7 @@ def read_captions(
         if isinstance(found, Problem):
             problems.append(found)
         elif found is not None:
-            same = old is not None and old.fingerprint == found.fingerprint
-            rows.append(
-                msgspec.structs.replace(found, mask=old.mask, truncated=old.truncated) if old and same else found
-            )
+            rows.append(with_known_mask(found, old))
         elif old and not of_row:
             detail = f"{source.captions[0]} is blank; the caption it had, or the record's, is still used"
             problems.append(_refused(source, BLANK, detail, "write one line of text"))

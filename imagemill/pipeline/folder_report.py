@@ -19,7 +19,7 @@ from imagemill.errors import Refused
 from imagemill.formats.images import PictureFacts, hdr_refusal, read_facts
 from imagemill.inputs.folder_words import caption_by_folder
 from imagemill.inputs.layouts import CaptionCounts, recognise, suggest, yaml_lines
-from imagemill.inputs.scan import Scan, scan_approved
+from imagemill.inputs.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.colours import ColourCounts, count_colours
 from imagemill.pipeline.prefetch import map_on
@@ -106,7 +106,7 @@ def report_folder(
         survey(folder, ledger, scan, inputs=inputs)
         caption_by_folder(scan, ledger, inputs)
         captions = ledger.captions()
-        of_texts = [problem for problem in ledger.problems() if problem.asset != "approved_images"]
+        of_texts = [problem for problem in ledger.problems() if problem.asset != SOURCE_ASSET]
     return _report(folder, scan, found, captions, of_texts, inputs, entries=entries)
 
 
