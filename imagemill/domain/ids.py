@@ -69,10 +69,21 @@ def path_of_id(image_id: str) -> str | None:
 
 def path_problem(path: str) -> str | None:
     """Return the reason why a file with this path below the folder of images cannot have an id; None if it can."""
-    stem = stem_of(path)
-    if "/" not in stem:
-        return id_problem(stem)
-    return next((problem for part in stem.split("/") if (problem := name_problem(part))), None)
+    folder, _, stem = stem_of(path).rpartition("/")
+    return folder_problem(folder) or stem_problem(stem, folder)
+
+
+def folder_problem(folder: str) -> str | None:
+    """Return the reason why no file in a folder below that of images can have an id; None if one can."""
+    if not folder:
+        return None
+    return next((problem for part in folder.split("/") if (problem := name_problem(part))), None)
+
+
+def stem_problem(stem: str, folder: str) -> str | None:
+    """Return the reason why a file with this stem cannot have an id, in a folder where others can; None if it can."""
+    # The id of a file in a sub-folder may be longer than a file's name: it is shortened.
+    return name_problem(stem) if folder else id_problem(stem)
 
 
 def stem_of(path: str) -> str:
@@ -120,21 +131,24 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return the reason why this id is not a valid file or tar member name; None if it is valid."""
-    if isinstance(image_id, str) and _PLAIN_ID(image_id):
-        return None
     if problem := name_problem(image_id):
         return problem
-    return f"is longer than {_LONGEST} bytes" if len(str(image_id).encode()) > _LONGEST else None
+    text = str(image_id)
+    if len(text) <= _LONGEST // 4:  # UTF-8 has at most four bytes a character
+        return None
+    return f"is longer than {_LONGEST} bytes" if len(text.encode()) > _LONGEST else None
 
 
 def name_problem(name: object) -> str | None:
     """Return the reason why a text is not a valid name in a folder or tar, regardless of length; None if it is valid."""
     if not isinstance(name, str) or not name:
         return "not a non-empty string"
+    if _PLAIN_ID(name):
+        return None
     return next((problem for problem, pattern in _PROBLEMS if pattern.search(name)), None)
 
 
-# Ids that match are valid by all rules; this takes a third of the time of checking each rule.
+# Names that match are valid by all rules; this takes a third of the time of checking each rule.
 _PLAIN_ID = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
 _PROBLEMS = [
     ("contains a path separator", re.compile(r"[/\\]")),

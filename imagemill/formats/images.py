@@ -5,6 +5,7 @@ Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#colour, docs/spec/stage2.m
 """
 
 import io
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -113,15 +114,16 @@ def decode(data: bytes, name: str, color: ColorSetting) -> Decoded:
         return Decoded(np.array(rgb if turn is None else rgb.transpose(turn)), facts)
 
 
-def read_facts(path: Path) -> PictureFacts:
+def read_facts(path: str | Path) -> PictureFacts:
     """Return the facts of an image file from its header, without decoding pixels.
 
     Raises:
         Refused: as `decode`, but not `hdr_transfer`, whose state the facts contain.
         OSError: if the file cannot be read.
     """
-    with open(path, "rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
-        _refuse_size(image.size, path.name, MIN_SIDE)
+    name = os.path.basename(path)
+    with open(path, "rb") as file, _refusals(name), _opened_file(file, name) as image:
+        _refuse_size(image.size, name, MIN_SIDE)
         return _facts(image, file)[1]
 
 

@@ -157,4 +157,12 @@ def printable(name: str) -> str:
 
 def archive_remedy(path: str) -> str:
     """Return what to do with a tar at this path below `approved/`."""
-    return f"unpack it (`imagemill import {shlex.quote(printable(path))}`), then move the archive elsewhere"
+    return f"unpack it (`imagemill import {_shell_word(path)}`), then move the archive elsewhere"
+
+
+def _shell_word(path: str) -> str:
+    """Return a path as a word of a command line, whole; with characters that cannot be shown in the form `$'…'`."""
+    if path.isprintable():
+        return shlex.quote(path)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(path))
+    return f"$'{''.join(plain)}'"

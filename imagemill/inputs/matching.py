@@ -4,11 +4,12 @@ Spec: docs/spec/stage2.md#caption-sources
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
-from imagemill.domain.ids import stem_of, suffix_of
+from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import Sidecars, composed, folded
 
 
@@ -27,13 +28,13 @@ class CaptionFile(NamedTuple):
     plain: bool
 
 
-def as_text(name: str, sidecars: Sidecars) -> CaptionFile | None:
-    """Return a file as a caption file; None if its extension is not one of them."""
-    suffix = suffix_of(name)
-    extension = suffix[1:] if sidecars.exact else suffix[1:].lower()
+def as_text(stem: str, suffix: str, sidecars: Sidecars) -> CaptionFile | None:
+    """Return a file whose name has this stem and suffix as a caption file; None if its extension is not one of them."""
+    written = suffix[1:]
+    extension = written if sidecars.exact else written.lower()
     if extension not in sidecars.extensions:
         return None
-    return CaptionFile(name, name.removesuffix(suffix), sidecars.extensions.index(extension), suffix[1:] == extension)
+    return CaptionFile(stem + suffix, stem, sidecars.extensions.index(extension), written == extension)
 
 
 class Matched(NamedTuple):
@@ -66,7 +67,7 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
         images: file names by image id, of all images, also of refused ones.
         exact: compare with ids, letter by letter, only.
     """
-    found: dict[str, dict[tuple[bool, int], list[tuple[int, CaptionFile]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, list[_Found]] = defaultdict(list)
     result = Matched({}, [], {}, {}, {})
     index = _Index(images)
     for text in texts:
@@ -80,24 +81,35 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
         elif len(match.ids) > 1:
             result.shared[text.name] = match.ids
         else:
-            found[match.ids[0]][match.of_file, text.rank].append((2 * match.level + (not text.plain), text))
-    for image_id, slots in found.items():
-        names = [name for slot in sorted(slots) if (name := _best(sorted(slots[slot]), result))]
-        if names:
-            result.by_image[image_id] = tuple(names)
+            found[match.ids[0]].append(_Found(match.of_file, text.rank, 2 * match.level + (not text.plain), text.name))
+    for image_id, texts_of_one in found.items():
+        if len(texts_of_one) == 1:
+            result.by_image[image_id] = (texts_of_one[0].name,)
+        elif names := tuple(_chosen(texts_of_one, result)):
+            result.by_image[image_id] = names
     return result
 
 
-def _best(texts: list[tuple[int, CaptionFile]], result: Matched) -> str | None:
-    """Return the name of the closest match, and note the others; None if two are equally close."""
-    (closest, first), *others = texts
-    tied = [text.name for level, text in others if level == closest]
-    if tied:
-        result.ties[first.name] = tied[0]
-        result.ties.update((text.name, first.name) for _, text in others)
-        return None
-    result.doubles.update((text.name, first.name) for _, text in others)
-    return first.name
+class _Found(NamedTuple):
+    """A caption file of an image. It is read before those that are greater, which are compared field by field."""
+
+    of_file: bool
+    rank: int
+    distance: int
+    name: str
+
+
+def _chosen(texts: Iterable[_Found], result: Matched) -> Iterator[str]:
+    """Yield the name of the closest of the files that differ in nothing else, and note the others; of two equally close, none."""
+    for _, group in groupby(sorted(texts), key=lambda text: (text.of_file, text.rank)):
+        first, *others = group
+        tied = [text.name for text in others if text.distance == first.distance]
+        if tied:
+            result.ties[first.name] = tied[0]
+            result.ties.update((text.name, first.name) for text in others)
+        else:
+            result.doubles.update((text.name, first.name) for text in others)
+            yield first.name
 
 
 class _Match(NamedTuple):

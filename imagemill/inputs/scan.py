@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from imagemill.domain.ids import image_id_of, path_problem, stem_of, suffix_of
+from imagemill.domain.ids import folder_problem, image_id_of, path_problem, stem_of, stem_problem, suffix_of
 from imagemill.domain.inputs import (
     AUTO,
     FORMATS,
@@ -302,6 +302,8 @@ class _Folder:
 
     def __init__(self, prefix: str, inputs: InputSettings) -> None:
         self.prefix = prefix
+        self._start = len(prefix)
+        self._problem = folder_problem(prefix[:-1])
         self._inputs = inputs
         self._formats = frozenset(inputs.formats)
         self._ignored: list[str] = []
@@ -315,7 +317,7 @@ class _Folder:
         self._problems: list[Problem] = []
 
     def add(self, entry: Entry) -> None:
-        name = self._name(entry)
+        name = entry.path[self._start :]
         suffix = suffix_of(name)
         stem, extension = name.removesuffix(suffix), suffix[1:].lower()
         if entry.kind == IGNORED:
@@ -324,9 +326,9 @@ class _Folder:
             self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
         elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
             self._add_metadata(entry)
-        elif text := as_text(name, self._inputs.sidecars):
+        elif text := as_text(stem, suffix, self._inputs.sidecars):
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
-            if problem := path_problem(entry.path):
+            if problem := self._bad_stem(stem):
                 self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
             else:
                 self._texts[name] = text, entry
@@ -339,7 +341,11 @@ class _Folder:
         elif extension not in FORMATS:
             self._refuse(name, *_unused(self.prefix + name, extension, self._inputs))
         else:
-            self._add_image(entry, stem, extension)
+            self._add_image(entry, name, stem, extension)
+
+    def _bad_stem(self, stem: str) -> str | None:
+        """Return why a file with this stem cannot have an id here."""
+        return self._problem or stem_problem(stem, self.prefix)
 
     def _add_metadata(self, entry: Entry) -> None:
         if problem := path_problem(entry.path):
@@ -347,12 +353,11 @@ class _Folder:
         else:
             self._metadata.append(entry)
 
-    def _add_image(self, entry: Entry, stem: str, extension: str) -> None:
-        name = self._name(entry)
+    def _add_image(self, entry: Entry, name: str, stem: str, extension: str) -> None:
         if unread := _unread(extension, self._formats):
             self._refused[stem].append(name)
             self._refuse(name, "unsupported_type", *unread)
-        elif problem := path_problem(entry.path):
+        elif problem := self._bad_stem(stem):
             self._refused[stem].append(name)
             self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
         else:
@@ -423,7 +428,7 @@ class _Folder:
         return (), used
 
     def _name(self, entry: Entry) -> str:
-        return entry.path[len(self.prefix) :]
+        return entry.path[self._start :]
 
     def _take_companions(self) -> tuple[str, ...]:
         # Compare with all stems before any is taken out.

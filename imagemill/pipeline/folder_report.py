@@ -112,7 +112,7 @@ def report_folder(
 
 def _facts(folder: Path, name: str, inputs: InputSettings) -> PictureFacts | FolderProblem:
     try:
-        facts = read_facts(folder / name)
+        facts = read_facts(f"{folder}/{name}")
         if facts.colour.state == HDR_TRANSFER and inputs.color == SRGB:
             raise hdr_refusal(name, facts.colour)
     except Refused as refusal:

@@ -4,6 +4,7 @@ Spec: docs/spec/stage2.md#archives
 """
 
 import os
+import subprocess
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -172,3 +173,12 @@ def test_problem_of_an_archive_has_the_remedy_for_its_format(tmp_path):
 def test_long_and_unprintable_names_are_shortened_and_escaped():
     assert printable("a\x1b[2J\udcff") == "a\\x1b[2J\\udcff"
     assert len(printable("x" * 5000)) == 200
+
+
+@pytest.mark.parametrize("path", [f"{'long' * 60}/00000.tar", "it's.tar", "a\nb\\'c.tar", "\udcff.tar", "é`x`$y.tar"])
+def test_remedy_is_a_command_with_the_whole_path(path):
+    command = archive_remedy(path).partition("`")[2].rpartition("`")[0]
+    words = subprocess.run(
+        ["bash", "-c", f'imagemill() {{ printf "%s\\0" "$@"; }}; {command}'], capture_output=True, check=True
+    )
+    assert words.stdout.split(b"\0") == [b"import", os.fsencode(path), b""]

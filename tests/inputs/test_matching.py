@@ -7,6 +7,7 @@ import unicodedata
 
 import pytest
 
+from imagemill.domain.ids import stem_of, suffix_of
 from imagemill.domain.inputs import NEW_INPUTS, OLD_INPUTS, Sidecars
 from imagemill.inputs.listing import concerns
 from imagemill.inputs.matching import as_text, match_texts
@@ -16,7 +17,7 @@ NFD = unicodedata.normalize("NFD", "café")
 
 
 def matched(texts, images, sidecars=NEW_INPUTS.sidecars):
-    found = (text for name in sorted(texts) if (text := as_text(name, sidecars)))
+    found = (text for name in sorted(texts) if (text := as_text(stem_of(name), suffix_of(name), sidecars)))
     return match_texts(found, images, exact=sidecars.exact)
 
 

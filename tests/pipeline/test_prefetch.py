@@ -184,3 +184,19 @@ def test_results_before_a_failing_item_of_the_same_task_are_yielded():
 def test_items_mapped_on_a_pool_keep_their_order(items):
     with ThreadPoolExecutor(2) as pool:
         assert list(map_on(pool, lambda item: item + 1, items)) == [item + 1 for item in items]
+
+
+def test_light_work_stays_on_the_thread_of_the_caller_until_it_takes_long():
+    seen = []
+
+    def work(item):
+        if item == 200:
+            time.sleep(0.5)  # the part with this item is the last of the caller's thread
+        seen.append((item, threading.current_thread()))
+        return item
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(map_on(pool, work, range(1000))) == list(range(1000))
+    own = {item for item, thread in seen if thread is threading.current_thread()}
+    assert own >= set(range(201)) or max(own) < 201  # a busy machine may pass work on earlier
+    assert not own & set(range(300, 1000))

@@ -24,6 +24,11 @@ _OUTDATED = f"""origin IN ('{FROM_CAPTIONER}', '{FROM_PREVIEW}') AND EXISTS (
 _DIGITS = bytes.maketrans(b"01", b"\0\1")
 
 
+def _of_texts(row: "CaptionRow | CaptionKey") -> str:
+    """Return `fingerprint_texts` of all captions."""
+    return fingerprint_texts(row.texts) if row.texts else row.fingerprint
+
+
 class CaptionRow(msgspec.Struct, frozen=True):
     """A caption as written to the record.
 
@@ -56,10 +61,7 @@ class CaptionRow(msgspec.Struct, frozen=True):
         """All captions."""
         return self.texts or (self.text,)
 
-    @property
-    def of_texts(self) -> str:
-        """`fingerprint_texts` of all captions."""
-        return fingerprint_texts(self.texts) if self.texts else self.fingerprint
+    of_texts = property(_of_texts)
 
     @property
     def tokens(self) -> list[int]:
@@ -126,10 +128,7 @@ class CaptionKey(msgspec.Struct, frozen=True):
     conflict: bool = False
     texts: tuple[str, ...] = ()
 
-    @property
-    def of_texts(self) -> str:
-        """`fingerprint_texts` of all captions."""
-        return fingerprint_texts(self.texts) if self.texts else self.fingerprint
+    of_texts = property(_of_texts)
 
 
 RECORDED_CAPTIONS = Table("recorded_captions", RecordedCaption)
