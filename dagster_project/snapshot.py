@@ -243,8 +243,8 @@ def _digest(session: Session, read: _Read) -> str | None:
     if read.sets is None or history is None or session.config.near_duplicates.exclude:
         return None
     digest = RunningFingerprint()
-    for part in (*_settings(session.config), history, str(read.records), *read.sets, *_listed(read.inventory)):
-        digest.update(f"{part}\n".encode("utf-8", "surrogateescape"))
+    digest.update_lines((*_settings(session.config), history, str(read.records), *read.sets))
+    digest.update_lines(_listed(read.inventory))
     return str(digest)
 
 

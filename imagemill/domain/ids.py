@@ -131,12 +131,11 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return the reason why this id is not a valid file or tar member name; None if it is valid."""
+    if isinstance(image_id, str) and _PLAIN_ID(image_id):
+        return None
     if problem := name_problem(image_id):
         return problem
-    text = str(image_id)
-    if len(text) <= _LONGEST // 4:  # UTF-8 has at most four bytes a character
-        return None
-    return f"is longer than {_LONGEST} bytes" if len(text.encode()) > _LONGEST else None
+    return f"is longer than {_LONGEST} bytes" if len(str(image_id).encode()) > _LONGEST else None
 
 
 def name_problem(name: object) -> str | None:

@@ -216,12 +216,15 @@ def list_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, own: Collect
 
 def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
     digest = RunningFingerprint()
-    digest.update(f"{inputs} {heif_is_installed()} {named}\n".encode("utf-8", "surrogateescape"))
-    for entry in entries:
-        signature = file_signature(entry.stat) if entry.stat else ""
-        inside = "\0".join((entry.why, *entry.names))
-        digest.update(f"{entry.path}\0{entry.kind}\0{signature}\0{inside}\n".encode("utf-8", "surrogateescape"))
+    digest.update_lines([f"{inputs} {heif_is_installed()} {named}"])
+    digest.update_lines(map(_line_of, entries))
     return str(digest)
+
+
+def _line_of(entry: Entry) -> str:
+    signature = file_signature(entry.stat) if entry.stat else ""
+    inside = "\0".join((entry.why, *entry.names)) if entry.why or entry.names else ""
+    return f"{entry.path}\0{entry.kind}\0{signature}\0{inside}"
 
 
 def _refuse_missing(folder: Path) -> None:

@@ -219,6 +219,7 @@ def plan_shards(
         given = msgspec.structs.replace(recorded, **(requested or {})) if recorded else parameters
         groups.setdefault(given, []).append(bucket)
     plans: list[BucketPlan] = []
+    digests: dict[str, str] = {}
     for given, group in groups.items():
         chosen = [sample for sample in ready if sample.bucket in group]
         if given.shuffle:
@@ -226,19 +227,24 @@ def plan_shards(
         chosen = chosen[: given.limit]
         for bucket in group:
             samples = tuple(sample for sample in chosen if sample.bucket == bucket)
-            digest = set_digest(map(digest_of, samples))
+            of_bucket = {sample.image_id: digest_of(sample) for sample in samples}
+            digest = set_digest(of_bucket.values())
+            digests |= of_bucket
             plans.append(BucketPlan(bucket, SetChange(cut(samples, given.shard_size)), digest, given, samples))
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
     shard_set = PackPlan(output, plans, existing, color=color, colours=colours)
     if existing in INCREMENTAL and existing != "withdraw":
-        shard_set.plans = [_as_update(shard_set, plan, repack_share) for plan in plans]
+        shard_set.plans = [_as_update(shard_set, plan, repack_share, digests) for plan in plans]
     return shard_set
 
 
-def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float) -> BucketPlan:
-    """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued."""
+def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float, digests: Mapping[str, str]) -> BucketPlan:
+    """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued.
+
+    `digests`: of the samples, by image id.
+    """
     folder, existing = bucket_folder(shard_set.output, plan.bucket), shard_set.existing
     manifest = read_manifest(folder)
     if manifest is None or not agrees(shard_set.tars(plan.bucket), manifest):
@@ -249,7 +255,8 @@ def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float) -> Bu
     assert plan.ready is not None
     planned = {sample.image_id: sample for sample in plan.ready}
     try:
-        change = plan_update(*_present(folder, manifest), planned, plan.parameters.shard_size)
+        present = _present(folder, manifest)
+        change = plan_update(*present, planned, plan.parameters.shard_size, lambda sample: digests[sample.image_id])
     except ImagemillError:
         return replace(plan, scratch="index", updates=True)
     if why := _why_from_scratch(plan, manifest, change, repack_share):

@@ -7,9 +7,8 @@ record, and the caption.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -177,9 +176,6 @@ def plan_embedding(
         awaited: images that are captioned first.
     """
     plan = EmbeddingPlan()
-    rows: dict[str, list[FileRow]] = defaultdict(list)
-    for row in files.values():
-        rows[row.image_id].append(row)
     vectors = recorded.vectors if spec.inline_field else {}
     of_caption = spec.source == "caption"
     for image_id in ids:
@@ -215,15 +211,25 @@ def plan_embedding(
                 caption.text if caption else None,
                 caption.fingerprint if caption else None,
                 present,
-                tuple(rows.get(image_id, ())),
-                inline,
-                (spec.kind, image_id, source and source.stat) in known.failures,
-                suspect,
+                inline=inline,
+                failed=(spec.kind, image_id, source and source.stat) in known.failures,
+                suspect=suspect,
             )
         )
+    rows = _rows_of({job.image_id for job in plan.jobs}, files)
+    plan.jobs = [replace(job, known=rows[job.image_id]) if job.image_id in rows else job for job in plan.jobs]
     # Earlier failures go last, so that a few such images do not stop the model before it reaches the others.
     plan.jobs.sort(key=lambda job: job.failed)
     return plan
+
+
+def _rows_of(ids: Set[str], files: Mapping[tuple[str, FileSignature], FileRow]) -> Mapping[str, tuple[FileRow, ...]]:
+    """Return the rows of files of these images by image."""
+    rows: dict[str, tuple[FileRow, ...]] = {}
+    for (image_id, _), row in files.items() if ids else ():
+        if image_id in ids:
+            rows[image_id] = (*rows.get(image_id, ()), row)
+    return rows
 
 
 def _is_current(
