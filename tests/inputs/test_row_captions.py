@@ -107,6 +107,14 @@ def test_documents_of_trainers(folder, ledger, document, expected):
     assert texts(folder, ledger) == {"a": expected}
 
 
+@pytest.mark.parametrize("caption", [3, ["a", 3], {"a": "b"}, True])
+def test_caption_with_tags_that_is_no_text_is_a_bad_row(folder, ledger, caption):
+    (folder / "captions.json").write_text(json.dumps({"a.jpg": {"caption": caption, "tags": "1dog"}, "b.jpg": "b"}))
+    survey(folder, ledger)
+    (problem,) = [each for each in ledger.problems() if each.reason == "bad_row"]
+    assert "caption of a.jpg is neither text nor a list of texts" in problem.detail
+
+
 def test_tags_count_only_in_documents_by_path(folder, ledger):
     put(folder, "a.jpg")
     write(folder, "metadata.jsonl", {**row("a.jpg", "a"), "tags": "1dog"})

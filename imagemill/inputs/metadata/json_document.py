@@ -57,7 +57,7 @@ def _captions_of(number: int, path: str, value: Any, columns: Columns) -> Metada
     if not isinstance(value, dict):
         return captioned(number, path, value, f"the value of {path[:80]}")
     name = columns.text or next((each for each in TEXT_COLUMNS if each in value), "")
-    text, tags = value.get(name), value.get("tags")
-    if isinstance(tags, str) and tags.strip() and name != "tags":
-        text = [f"{each}, {tags}" for each in ([text] if isinstance(text, str) else text or [])] or tags
-    return captioned(number, path, text, f"{name or 'caption'} of {path[:80]}")
+    row, tags = captioned(number, path, value.get(name), f"{name or 'caption'} of {path[:80]}"), value.get("tags")
+    if isinstance(row, BadRow) or name == "tags" or not isinstance(tags, str) or not tags.strip():
+        return row
+    return captioned(number, path, [f"{each}, {tags}" for each in row.captions] or tags, "tags")

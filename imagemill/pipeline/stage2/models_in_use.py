@@ -32,8 +32,9 @@ class ModelInUse:
 
 def model_in_use(ledger: Ledger, kind: str) -> ModelInUse:
     """Return the model that made the files of a kind."""
-    identity, counts = read_identity(ledger, kind), ledger.model_key_counts(kind)
-    preview = bool(identity and identity.preview and identity.key in counts) or UNKNOWN_PREVIEW in counts
+    identity = read_identity(ledger, kind)
+    by_preview = identity is not None and identity.preview and ledger.has_files_by(kind, identity.key)
+    preview = by_preview or ledger.has_files_by(kind, UNKNOWN_PREVIEW)
     progress = regeneration_progress(ledger, kind)
     regeneration = progress and (
         f"regeneration not finished: {progress}, the others are of the earlier model; "

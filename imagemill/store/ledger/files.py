@@ -69,6 +69,10 @@ class Files(Database):
         """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`."""
         return {model_key for (model_key,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
 
+    def has_files_by(self, kind: str, model_key: str) -> bool:
+        """Return whether a kind has files with a model key."""
+        return self._one("SELECT 1 FROM files WHERE kind = ? AND maker = ? LIMIT 1", (kind, model_key)) is not None
+
     def model_key_counts(self, kind: str) -> dict[str, int]:
         """Return the number of files of a kind by model key."""
         return dict(self._rows("SELECT maker, count(*) FROM files WHERE kind = ? GROUP BY maker", (kind,)))  # type: ignore[arg-type]
