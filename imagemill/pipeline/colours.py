@@ -77,8 +77,8 @@ def _by_count(profiles: Mapping[str, int]) -> dict[str, int]:
 
 def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSetting) -> tuple[ColourCounts, int]:
     """Return the colours of the present images, and the number of files of which only one of several pictures is used."""
-    rows = [row for image_id, row in ledger.sources().items() if image_id in present]
-    return count_colours(((row.color, row.profile) for row in rows), color), sum(row.first_frame for row in rows)
+    colours = (known for image_id, known in ledger.colours().items() if image_id in present)
+    return count_colours(colours, color), sum(image_id in present for image_id in ledger.first_frames())
 
 
 # Texts about the values of a new data root, by setting.

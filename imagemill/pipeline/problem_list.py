@@ -148,8 +148,8 @@ def gone_images(scan: Scan, ledger: Ledger, among: Mapping[str, SourceRow] | Non
         ledger: sources and withdrawals.
         among: the rows to compare with the folder, by image id; unset: all.
     """
-    sources, withdrawn = ledger.sources() if among is None else among, ledger.withdrawals()
-    gone = {image_id: row for image_id, row in sources.items() if image_id not in scan.sources}
+    ids = (ledger.source_ids() if among is None else among.keys()) - scan.sources.keys()
+    gone, withdrawn = ledger.sources(sorted(ids)), ledger.withdrawals()
     if not gone:
         return
     pairing = find_renames(scan, ledger, among)
@@ -176,7 +176,8 @@ def gone_images(scan: Scan, ledger: Ledger, among: Mapping[str, SourceRow] | Non
     explained = {former.image_id for former, _ in (*pairing.pairs, *pairing.unpaired)}
     # Present images whose recorded signature is current, by the fingerprint of their bytes.
     found = scan.sources
-    equal = {row.fingerprint: row for i, row in sources.items() if i in found and found[i].stat == row.stat}
+    alike = ledger.sources_with({row.fingerprint for row in gone.values()}) if among is None else among
+    equal = {row.fingerprint: row for i, row in alike.items() if i in found and found[i].stat == row.stat}
     for row in gone.values():
         if row.image_id in explained or row.image_id in withdrawn:
             continue

@@ -107,9 +107,10 @@ def size_or_none(path: Path) -> tuple[int, int] | None:
 
 def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
-    opened, color = ledger.sources(), PixelRule.read(ledger).color
+    color = PixelRule.read(ledger).color
+    read = ledger.signatures_read(color)
     chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
-    unknown = [s for s in chosen if not s.is_known(opened.get(s.image_id), color)]
+    unknown = [s for s in chosen if (s.image_id, s.stat) not in read]
     known = LedgerSnapshot.read(ledger, [source.image_id for source in unknown], unknown)
     moved = {source.image_id: row for source in unknown if (row := known.facts(source))}
     ledger.record_sources(moved.values())

@@ -83,6 +83,15 @@ class Sources(Database):
         """Return the ids of all images that were opened."""
         return {image_id for (image_id,) in self._rows("SELECT image_id FROM sources")}
 
+    def signatures_read(self, color: ColorSetting) -> set[tuple[str, FileSignature]]:
+        """Return id and signature of each image of which everything is known that the setting needs (`SourceRow.is_read`)."""
+        known = "1" if color == IGNORE else "color IS NOT NULL"
+        return set(self._rows(f"SELECT image_id, signature FROM sources WHERE {known}"))  # type: ignore[arg-type]
+
+    def first_frames(self) -> set[str]:
+        """Return the images of which only one of several pictures is used."""
+        return {image_id for (image_id,) in self._rows("SELECT image_id FROM sources WHERE first_frame")}
+
     def sources_like(self, fingerprint: str) -> dict[str, SourceRow]:
         """Return the images with these bytes, by id."""
         return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}
