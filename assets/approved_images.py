@@ -3,11 +3,12 @@
 import dagster as dg
 
 from assets.partitions import images
+from resources.keys import APPROVED_IMAGES, shared_name
 
 approved_images = dg.AssetSpec(
-    "approved_images",
+    APPROVED_IMAGES,
     partitions_def=images,
-    group_name="stage2",
+    group_name=shared_name("stage2"),
     kinds={"file"},
     owners=["team:imagemill"],
     description=(

@@ -31,6 +31,7 @@ from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import record_identity
 from imagemill.store.second_copy import refresh
 from resources.captioner import CaptionerResource
+from resources.dagster_internals.tags import STREAMED_TAG
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine
@@ -60,6 +61,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.multi_run(IMAGES_PER_RUN),
         io_manager_key="npy_io",
         group_name="stage2",
+        tags={STREAMED_TAG: ""},
         kinds={"numpy", "pytorch"},
         description=f"{spec.description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
         "without it, a preview model with random weights. `model` below is the one that made the latest file.",

@@ -9,10 +9,11 @@ from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import Leased, wait_for_claim
 from imagemill.store.provenance import read_identity
 from resources.data_root import DataRootResource
+from resources.keys import asset_key
 
 
 @ranged_asset(
-    deps=[dg.AssetDep(dg.AssetKey(VAE.kind), partition_mapping=dg.AllPartitionMapping())],
+    deps=[dg.AssetDep(asset_key(VAE.kind), partition_mapping=dg.AllPartitionMapping())],
     partitions_def=buckets,
     io_manager_key="report_io",
     group_name="curation",

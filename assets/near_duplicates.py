@@ -10,6 +10,7 @@ from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import Leased
 from resources.data_root import DataRootResource
+from resources.keys import asset_key
 
 
 class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
@@ -17,7 +18,7 @@ class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
 
 
 @asset(
-    deps=[dg.AssetDep(dg.AssetKey(DINOV3.kind), partition_mapping=dg.AllPartitionMapping())],
+    deps=[dg.AssetDep(asset_key(DINOV3.kind), partition_mapping=dg.AllPartitionMapping())],
     io_manager_key="report_io",
     group_name="curation",
     kinds={"numpy", "json"},

@@ -1,15 +1,20 @@
 """Partition definitions: by image, by bucket, by preset, by mission and rank."""
 
 import warnings
-from functools import partial
 from typing import Any
 
 import dagster as dg
 
 from imagemill.domain.buckets import BUCKETS
+from resources.keys import PREFIX, shared_name
+
+
+def _dynamic(name: str) -> dg.DynamicPartitionsDefinition:
+    return dg.DynamicPartitionsDefinition(name=shared_name(name))
+
 
 # One key per approved image. The outputs of a deleted source stay, and so does its key; that of a renamed one is deleted.
-images = dg.DynamicPartitionsDefinition(name="images")
+images = _dynamic("images")
 
 buckets = dg.StaticPartitionsDefinition(list(BUCKETS))
 
@@ -18,17 +23,27 @@ IMAGES_PER_RUN = 8192
 
 # Public datasets; base presets, `<dataset>/<preset>`; and presets with coordinates: base presets in place, and derived presets
 # with a limit on objects.
-datasets = dg.DynamicPartitionsDefinition(name="datasets")
-presets = dg.DynamicPartitionsDefinition(name="presets")
-coord_presets = dg.DynamicPartitionsDefinition(name="coord_presets")
+datasets = _dynamic("datasets")
+presets = _dynamic("presets")
+coord_presets = _dynamic("coord_presets")
 
 # Stage-A: missions, and `<mission>/<r>of<W>`. The key contains the world size, because it determines each rank's images.
-missions = dg.DynamicPartitionsDefinition(name="missions")
-ranks = dg.DynamicPartitionsDefinition(name="ranks")
+missions = _dynamic("missions")
+ranks = _dynamic("ranks")
 
 
-# Owner of every asset, and its initial code version; an asset whose code changes sets its own.
-asset: Any = partial(dg.asset, owners=["team:imagemill"], code_version="1")
+def asset(*, group_name: str, code_version: str = "1", **options: Any) -> Any:
+    """Return `dg.asset` with the owner, the key prefix and the group that assets of this root have.
+
+    `code_version`: that of an asset whose code has changed since its first release.
+    """
+    return dg.asset(
+        key_prefix=PREFIX,
+        group_name=shared_name(group_name),
+        owners=["team:imagemill"],
+        code_version=code_version,
+        **options,
+    )
 
 
 def ranged_asset(**options: Any) -> Any:

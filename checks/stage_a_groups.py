@@ -14,6 +14,7 @@ from imagemill.validation.stage_a import SUFFIX
 from imagemill.validation.validator import validate
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
+from resources.keys import op_name
 
 _KEY_TAG = "dagster/partition"
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
@@ -49,7 +50,7 @@ def groups_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootReso
 def _output(context: dg.AssetCheckExecutionContext, data_root: DataRootResource, asset: str) -> Path:
     """Return the output folder of the asset in this run, or the remembered folder if the check runs by itself."""
     run_config: Any = context.run.run_config
-    folder = run_config.get("ops", {}).get(asset, {}).get("config", {}).get("output_dir")
+    folder = run_config.get("ops", {}).get(op_name(asset), {}).get("config", {}).get("output_dir")
     root = data_root.root()
     return (at(root, "stage_a_output", folder) if folder else root).stage_a_output
 

@@ -13,12 +13,12 @@ from imagemill.config import use_configured_kinds
 from imagemill.domain.embedding_specs import default_specs, embedding_specs, use_kinds
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import UnknownKind
-from imagemill.inputs.scan import SOURCE_ASSET
+from resources.keys import APPROVED_IMAGES, asset_key
 
 
 def _failing_check(problem: UnknownKind) -> dg.AssetChecksDefinition:
     @dg.asset_check(
-        asset=SOURCE_ASSET, name="kinds_known", description="Every embedding kind of imagemill.yaml is installed."
+        asset=APPROVED_IMAGES, name="kinds_known", description="Every embedding kind of imagemill.yaml is installed."
     )
     def check() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=False, description=str(problem))
@@ -41,7 +41,7 @@ KIND_CHECKS = _use_kinds()
 def without_kinds(assets: Iterable[Any], checks: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Leave out the assets that depend on a default kind which is not in use, and their checks."""
     in_use = {spec.kind for spec in embedding_specs()}
-    absent = {dg.AssetKey(spec.kind) for spec in default_specs() if spec.kind not in in_use}
+    absent = {asset_key(spec.kind) for spec in default_specs() if spec.kind not in in_use}
     made = [one for one in assets if isinstance(one, dg.AssetsDefinition)]
     dropped = {key for one in made if absent.intersection(one.dependency_keys) for key in one.keys}
     return (

@@ -22,11 +22,12 @@ from imagemill.validation.validator import verify_stage2
 from io_managers.figures import with_units
 from resources.dagster_internals.tags import DEFER_TAG
 from resources.data_root import DataRootResource
+from resources.keys import ROOT_TAGS, asset_key
 
 embed_images = dg.define_asset_job(
     EMBED_JOB,
     selection=dg.AssetSelection.assets(*embedding_assets),
-    tags={DEFER_TAG: "true"},
+    tags={DEFER_TAG: "true", **ROOT_TAGS},
     description="All embeddings of a range of images.",
 )
 
@@ -34,7 +35,7 @@ embed_images = dg.define_asset_job(
 embed_range = dg.define_asset_job(
     EMBED_RANGE_JOB,
     selection=dg.AssetSelection.assets(*embedding_assets).without_checks(),
-    tags={DEFER_TAG: "true"},
+    tags={DEFER_TAG: "true", **ROOT_TAGS},
     description="All embeddings of one range of several; without checks, which follow with the last range.",
 )
 
@@ -53,7 +54,7 @@ def read_back(context: dg.OpExecutionContext, data_root: DataRootResource) -> No
         raise dg.Failure(f"{report.errors} findings; the first ones are in this run's log")
 
 
-@dg.job(description="Read back every Stage 2 record and every npy file it names; fails on any finding.")
+@dg.job(tags=ROOT_TAGS, description="Read back every Stage 2 record and every npy file it names; fails on any finding.")
 def verify_stage2_files() -> None:
     """Read back every Stage 2 record and every npy file that it names."""
     read_back()
@@ -72,12 +73,12 @@ def roll_back_records(context: dg.OpExecutionContext, config: RollbackConfig, da
         ledger.record_counts(context.run_id, ASSET, counts)
     shown = with_units(counts, "records", from_backup="files", deleted_files="files")
     path = dg.MetadataValue.path(str(root.stage2_jsonl))
-    context.log_event(dg.AssetMaterialization(ASSET, metadata={**shown, "path": path}))
+    context.log_event(dg.AssetMaterialization(asset_key(ASSET), metadata={**shown, "path": path}))
     if config.delete_embeddings:
-        context.instance.wipe_assets([dg.AssetKey(spec.kind) for spec in embedding_specs()])
+        context.instance.wipe_assets([asset_key(spec.kind) for spec in embedding_specs()])
 
 
-@dg.job(description="Go back to the Stage 1 file; with `delete_embeddings`, delete every npy file too.")
+@dg.job(tags=ROOT_TAGS, description="Go back to the Stage 1 file; with `delete_embeddings`, delete every npy file too.")
 def roll_back_to_stage1() -> None:
     """Restore the Stage 1 file, and delete every npy file if requested."""
     roll_back_records()
@@ -88,6 +89,7 @@ publish_shards = dg.define_asset_job(
     selection=dg.AssetSelection.assets(
         stage2_jsonl, *([near_duplicates] if DINOV3 in embedding_specs() else []), bucket_shards
     ),
+    tags=ROOT_TAGS,
     description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",
 )
 

@@ -15,7 +15,7 @@ import msgspec
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
-from dagster_project.internals.coordinator import embeds
+from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
@@ -33,6 +33,7 @@ from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags
 from resources.data_root import DataRootResource
+from resources.keys import asset_key, is_of_this_root
 
 # A file is used once neither its content nor its name has changed for this long, because it may still be being written.
 STILL_SECONDS = 10.0
@@ -110,13 +111,15 @@ def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None,
 
 
 def _is_awaited(run: dg.DagsterRun) -> bool:
-    return embeds(run) and not is_command_line_run(run)
+    kinds = {asset_key(spec.kind) for spec in embedding_specs()}
+    embeds = run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not kinds.isdisjoint(run.asset_selection or ())
+    return embeds and is_of_this_root(run) and not is_command_line_run(run)
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
     """Return a request for records and shards, with a search for near duplicates if shards leave them out."""
     keys = buckets.get_partition_keys()
-    assets = [dg.AssetKey(name) for name in published(excluding=excluding)]
+    assets = [asset_key(name) for name in published(excluding=excluding)]
     return dg.RunRequest(
         job_name=publish_shards.name,
         run_key=f"publish {run_id}",

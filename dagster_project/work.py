@@ -52,6 +52,7 @@ from resources.captioner import CaptionerResource
 from resources.dagster_internals.tags import PARTITION_TAG
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
+from resources.keys import ROOT_TAGS, asset_key, op_name
 
 _DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_preset": coord_presets}
 
@@ -287,7 +288,7 @@ class CommandSession:
                 partition_range=(part.first, part.last),
                 **_run_options(
                     {
-                        spec.kind: config | ({"recaption": recaption} if spec.source == "caption" else {})
+                        op_name(spec.kind): config | ({"recaption": recaption} if spec.source == "caption" else {})
                         for spec in specs
                     }
                 ),
@@ -297,9 +298,7 @@ class CommandSession:
         """Return images with a file that Dagster does not know: after a kill before the last events, or with a new history."""
         missing: set[str] = set()
         for spec in specs:
-            missing |= ledger.ids_with_file(spec.kind) - self.instance.get_materialized_partitions(
-                dg.AssetKey(spec.kind)
-            )
+            missing |= ledger.ids_with_file(spec.kind) - self.instance.get_materialized_partitions(asset_key(spec.kind))
         return {image_id for image_id in missing if image_id in present}
 
     def publish(self, passes: Passes) -> None:
@@ -309,13 +308,13 @@ class CommandSession:
         self._run(
             published(excluding=self.session.config.near_duplicates.exclude),
             partition_range=(keys[0], keys[-1]),
-            **_run_options({"stage2_jsonl": self._records_config(passes)}),
+            **_run_options({op_name("stage2_jsonl"): self._records_config(passes)}),
         )
 
     def write_records(self, passes: Passes) -> None:
         """Write the records. After an interrupt only finished images are written, without opening others."""
         self._list_made_files()
-        self._run(["stage2_jsonl"], **_run_options({"stage2_jsonl": self._records_config(passes)}))
+        self._run(["stage2_jsonl"], **_run_options({op_name("stage2_jsonl"): self._records_config(passes)}))
 
     def roll_back(self, options: RollbackOptions) -> None:
         """Restore the Stage 1 file."""
@@ -350,13 +349,13 @@ class CommandSession:
             ["bucket_shards"],
             partition_range=(chosen[0], chosen[-1]),
             deferred=True,
-            **_run_options({"bucket_shards": {"only": list(chosen), **config}}),
+            **_run_options({op_name("bucket_shards"): {"only": list(chosen), **config}}),
         )
 
     def make_preset(self, asset: str, key: str, **config: Any) -> None:
         """Materialise one partition of an asset of public data; register the partition if it is new."""
         register(self.instance, _DEFINITIONS[asset], [key])
-        self._run([asset], partition=key, **_run_options({asset: config}))
+        self._run([asset], partition=key, **_run_options({op_name(asset): config}))
 
     def infer_ranks(
         self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
@@ -371,18 +370,18 @@ class CommandSession:
             self._run(
                 [RANKS],
                 partition_range=(first, last),
-                **_run_options({RANKS: config}, _summarizer(summarizer)),
+                **_run_options({op_name(RANKS): config}, _summarizer(summarizer)),
             )
 
     def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
         """Merge the output of a mission's ranks."""
         register_missions(self.instance, [mission], 0)
-        self._run([GROUPS], partition=mission, **_run_options({GROUPS: config}, _summarizer(summarizer)))
+        self._run([GROUPS], partition=mission, **_run_options({op_name(GROUPS): config}, _summarizer(summarizer)))
 
     def _run(
         self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
     ) -> None:
-        given = {**command_tags(), **({PARTITION_TAG: partition} if partition else {}), **(tags or {})}
+        given = {**ROOT_TAGS, **command_tags(), **({PARTITION_TAG: partition} if partition else {}), **(tags or {})}
         self.outcomes.append(run_here(self.instance, assets, tags=given, **how))
 
 
@@ -392,14 +391,12 @@ def _contiguous_ranges(keys: Sequence[str], selected: Container[str]) -> list[tu
     return [(row[0], row[-1]) for row in rows]
 
 
-def _run_options(
-    by_asset: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return run configuration and tags for the options that the command gives each asset, without defaulted ones."""
+def _run_options(by_op: Mapping[str, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return run configuration and tags for the options that the command gives each op, without defaulted ones."""
     ops, tags = {}, {}
-    for asset, given in by_asset.items():
+    for op, given in by_op.items():
         config, options = split_options(given)
-        ops[asset] = {"config": config}
+        ops[op] = {"config": config}
         tags |= options
     return {"run_config": {"ops": ops, **(run_config or {})}, "tags": tags}
 

@@ -30,7 +30,7 @@ from imagemill.domain.inputs import (
     Repeats,
     Sidecars,
 )
-from imagemill.domain.layout import DataRoot
+from imagemill.domain.layout import DataRoot, shares_history
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.kinds import KindEntry, chosen_specs
@@ -183,6 +183,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Contents of `imagemill.yaml`.
 
     Attributes:
+        name: of the data root in a Dagster history that several roots share (`DAGSTER_HOME`): its asset keys, partition sets and
+            groups begin with it. At most one root of a history has none.
         kinds: embedding kinds of the data root, shipped or from installed packages, in the order of members in a shard; if unset,
             `dinov3_npy`, `vae_latents` and `t5_hidden`.
         encoders: settings per embedding kind, in the form of its settings class; a kind left out uses its preview model.
@@ -209,6 +211,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$", max_length=40)] | None = None
     encoders: dict[str, dict[str, Any]] = {}
     kinds: list[KindEntry] | None = None
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -338,6 +341,17 @@ def config_in_force(root: DataRoot, given: str | None = None) -> Config:
     """
     named = named_config(given)
     return read_config(Path(named) if named else root.config_file, required=bool(named))
+
+
+def name_in_history(root: DataRoot) -> str | None:
+    """Return the name by which a shared history knows a data root; None in its own history, and for a root without a name.
+
+    Also None if the configuration cannot be read; its error is reported when the configuration is needed.
+    """
+    try:
+        return config_in_force(root).name if shares_history(root) else None
+    except ImagemillError:
+        return None
 
 
 def use_configured_kinds(root: DataRoot) -> None:

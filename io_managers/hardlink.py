@@ -17,6 +17,7 @@ from imagemill.progress import Progress
 from imagemill.store.public_data import Dataset, PresetDir, PublicData
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
+from resources.keys import asset_name
 
 # One claim name for all work on a preset, because rescale and coord both write a base preset's manifest.
 CLAIM = "presets"
@@ -48,7 +49,7 @@ class HardlinkIOManager(dg.ConfigurableIOManager):
         """Run the request, and record its counts."""
         with obj.claimed() as request:
             result = _run_coord(request)
-            obj.ledger.record_counts(context.run_id, context.asset_key.to_user_string(), counts_of(result))
+            obj.ledger.record_counts(context.run_id, asset_name(context.asset_key), counts_of(result))
         context.add_output_metadata(_metadata(request, result))
 
     def load_input(self, context: dg.InputContext) -> PresetDir:

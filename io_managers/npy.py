@@ -14,7 +14,6 @@ import dagster as dg
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
-from imagemill.inputs.scan import SOURCE_ASSET
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import file_model_text, regeneration_progress
@@ -36,6 +35,7 @@ from resources.dagster_internals.events import (
     report_without_run,
 )
 from resources.data_root import DataRootResource
+from resources.keys import APPROVED_IMAGES, asset_name
 
 SHOWN = 5
 
@@ -80,7 +80,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
 
     def load_input(self, context: dg.InputContext) -> NpyStore:
         """Return the files as a handle (a folder and a spec) instead of gigabytes of arrays."""
-        spec = next(s for s in embedding_specs() if s.kind == context.asset_key.to_user_string())
+        spec = next(s for s in embedding_specs() if s.kind == asset_name(context.asset_key))
         return NpyStore(self.data_root.root().derived / spec.folder, self.data_root.session.in_force(spec))
 
     def _drain(
@@ -176,7 +176,7 @@ def _metadata_of_model(ledger: Ledger, kind: str) -> Callable[[FileRow], dict[st
 
 
 def _report(events: StreamedEvents, row: FileRow, used: Callable[[FileRow], dict[str, str]]) -> None:
-    inputs = {SOURCE_ASSET: row.source} if row.source else None
+    inputs = {APPROVED_IMAGES.to_user_string(): row.source} if row.source else None
     events.add(
         row.image_id,
         data_version=row.content,
@@ -194,10 +194,10 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
     """
     opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
     reread = {job.image_id for job in plan.jobs if job.facts is None}
-    known = _materialized(instance, dg.AssetKey(SOURCE_ASSET), list(opened))
+    known = _materialized(instance, APPROVED_IMAGES, list(opened))
     news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]
     if news:
-        together = dg.AssetObservation(SOURCE_ASSET, metadata={"opened (images)": len(news)})
+        together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
         report_without_run(instance, [*map(_source_event, news), together])
 
 
@@ -214,7 +214,7 @@ def _source_event(row: SourceRow) -> dg.AssetMaterialization:
     facts = {"file": row.file_name, **size, "width (px)": row.width, "height (px)": row.height}
     if row.profile:
         facts |= {"colour profile": row.profile, "conversion to sRGB changes it": row.converts}
-    return dg.AssetMaterialization(SOURCE_ASSET, partition=row.image_id, metadata=facts)
+    return dg.AssetMaterialization(APPROVED_IMAGES, partition=row.image_id, metadata=facts)
 
 
 def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> dg.Failure:

@@ -1,5 +1,6 @@
 """`imagemill repair`: rebuild a damaged or lost ledger."""
 
+import secrets
 from contextlib import suppress
 from functools import partial
 
@@ -9,16 +10,22 @@ from dagster_project.cli.options import root_options
 from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.repair import Repair, apply_repair, plan_repair
 from imagemill.pipeline.session import open_session
-from imagemill.store.ledger import LedgerDamaged
+from imagemill.store.ledger import ROOT_ID, LedgerDamaged
+from imagemill.store.locations import nothing_has_run
+from imagemill.store.second_copy import refresh
 
 _SHOWN = 20
 
 
 @click.command("repair")
 @click.option("--apply", is_flag=True, help="Write the new ledger; the damaged one goes to .imagemill/quarantine/.")
+@click.option("--new-id", is_flag=True, help="Give a copied data root an id of its own; with --apply.")
 @partial(root_options, opens=False)
-def command(root: DataRoot, apply: bool) -> None:
+def command(root: DataRoot, apply: bool, new_id: bool) -> None:
     """Report what of a damaged or lost ledger can be rebuilt from files, records, shards and second copies."""
+    if new_id:
+        click.echo(_give_new_id(apply=apply))
+        return
     with suppress(LedgerDamaged), open_session() as session:
         root = session.root  # with its folders, which a damaged ledger cannot provide
     repair = plan_repair(root)
@@ -32,6 +39,18 @@ def command(root: DataRoot, apply: bool) -> None:
     kept = apply_repair(root, repair)
     click.echo(f"rebuilt {root.ledger}" + (f"; the damaged files are in {kept}" if kept else ""))
     click.echo("now run `imagemill run`: it reads captions again, and makes what is missing or invalid")
+
+
+def _give_new_id(*, apply: bool) -> str:
+    """Give the data root a new id if `apply`; return what was done."""
+    with open_session() as session:
+        if not session.root.ledger.exists():
+            raise nothing_has_run(session.root)
+        if not apply:
+            return "nothing was changed; `imagemill repair --new-id --apply` gives this data root a new id"
+        session.ledger.record_setting(ROOT_ID, secrets.token_hex(16))
+        refresh(session.root, session.ledger, required=True)
+        return f"{session.root.path} has a new id; in a history that it shares, it also needs a name of its own"
 
 
 def report(root: DataRoot, repair: Repair) -> list[str]:

@@ -4,12 +4,13 @@ Definitions cannot set the defer tag, and without it Dagster marks a whole range
 Our command line, jobs and sensors set it from the start.
 """
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 from dagster._core.run_coordinator import QueuedRunCoordinator, SubmitRunContext
 
 from dagster_project.command_line import COMMAND_TAG
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.embedding_specs import embedding_specs
 from resources.dagster_internals.events import DEFER, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
 from resources.dagster_internals.tags import (
     DEFER_TAG,
@@ -18,8 +19,12 @@ from resources.dagster_internals.tags import (
     RANGE_START_TAG,
     SCHEDULE_NAME_TAG,
     SENSOR_NAME_TAG,
+    STREAMED_TAG,
     range_tags,
 )
+
+if TYPE_CHECKING:
+    from dagster._core.workspace.context import BaseWorkspaceRequestContext
 
 EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB = "embed_images", "embed_range", "publish_shards"
 
@@ -28,18 +33,13 @@ _REPEATED = " (executed again in the UI)"
 _PARTITION_TAGS = {PARTITION_TAG, RANGE_START_TAG}
 
 
-def streamed_assets() -> frozenset[dg.AssetKey]:
-    """Return the assets that report each image themselves: one per embedding kind registered so far."""
-    return frozenset(dg.AssetKey(spec.kind) for spec in embedding_specs())
-
-
 class DeferCoordinator(QueuedRunCoordinator):
     """Dagster's run queue, which also tags submitted runs and can terminate runs of our command line."""
 
     def submit_run(self, context: SubmitRunContext) -> dg.DagsterRun:
         """Add our tags to a run, and submit it."""
         run = context.dagster_run
-        if tags := {**_embedding_tags(run), **_bucket_tags(run), **_repeated_tags(run)}:
+        if tags := {**_embedding_tags(run, context.workspace), **_bucket_tags(run), **_repeated_tags(run)}:
             self._instance.add_run_tags(run.run_id, tags)
             tagged = self._instance.get_run_by_id(run.run_id)
             assert tagged
@@ -57,14 +57,22 @@ class DeferCoordinator(QueuedRunCoordinator):
         return True
 
 
-def embeds(run: dg.DagsterRun) -> bool:
-    """Return whether a run makes embeddings, by its job or by the selected assets."""
-    return run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not streamed_assets().isdisjoint(run.asset_selection or ())
+def _embeds(run: dg.DagsterRun, workspace: "BaseWorkspaceRequestContext") -> bool:
+    """Return whether a run makes embeddings, by its job or by the tag of a selected asset.
+
+    Locations may have other kinds than this process, so names say nothing.
+    """
+    if run.job_name in (EMBED_JOB, EMBED_RANGE_JOB):
+        return True
+    if not run.asset_selection:
+        return False
+    graph = workspace.asset_graph
+    return any(graph.has(key) and STREAMED_TAG in graph.get(key).tags for key in run.asset_selection)
 
 
-def _embedding_tags(run: dg.DagsterRun) -> dict[str, str]:
+def _embedding_tags(run: dg.DagsterRun, workspace: "BaseWorkspaceRequestContext") -> dict[str, str]:
     """Return the tags of a run that makes embeddings: how its images are reported, and how it ends."""
-    if not embeds(run):
+    if not _embeds(run, workspace):
         return {}
     tags = {}
     if not _LAUNCHED_BY_DAEMON & run.tags.keys():

@@ -1,13 +1,10 @@
 """Location and state of the Dagster history of a data root, read without importing Dagster."""
 
-import os
 import sqlite3
 from pathlib import Path
 
-from imagemill.domain.layout import DataRoot, local_path
+from imagemill.domain.layout import DataRoot, home_of
 from imagemill.fs.fingerprints import fingerprint
-
-HOME_VARIABLE = "DAGSTER_HOME"
 
 # The index of the event log, below the history's folder.
 _INDEX = Path("history", "runs", "index.db")
@@ -16,12 +13,6 @@ _STATE = (
     "SELECT asset_key, wipe_timestamp FROM asset_keys ORDER BY asset_key",
     "SELECT partitions_def_name, count(*), max(id) FROM dynamic_partitions GROUP BY 1 ORDER BY 1",
 )
-
-
-def home_of(root: DataRoot) -> Path:
-    """Return $DAGSTER_HOME, else `.dagster` in the data root, as an absolute path."""
-    given = os.environ.get(HOME_VARIABLE)
-    return local_path(given, HOME_VARIABLE) if given else root.dagster_home
 
 
 def history_state(root: DataRoot) -> str | None:

@@ -22,9 +22,9 @@ from dagster._serdes import serialize_value
 from dagster._utils.env import environ
 
 from dagster_project.history_errors import config_unusable, history_errors
-from dagster_project.internals.history_state import HOME_VARIABLE, home_of
 from dagster_project.internals.runs import sweep
-from imagemill.domain.layout import ROOT_VARIABLE, DataRoot
+from dagster_project.internals.shared_history import register_root
+from imagemill.domain.layout import HOME_VARIABLE, ROOT_VARIABLE, DataRoot, home_of
 from imagemill.errors import WrongUsage, disk_full_reported
 from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.fs.mounts import refuse_network_folder
@@ -98,7 +98,10 @@ def environment_of(root: DataRoot) -> dict[str, str]:
 def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
     """Open the root's instance for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set in the block.
 
+    In a history that several roots share, the root is registered first.
+
     Raises:
+        WrongUsage: if another root uses the history in such a way that this one must not.
         DiskFull: if history or ledger could not be written to in the block.
         NotTrusted, HistoryUnusable, ReadOnly: see `prepare_home`; HistoryUnusable also for a damaged database of the history.
     """
@@ -107,6 +110,7 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
         home = prepare_home(root)
         use(root.owners)
         with environ(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
+            register_root(instance, root)
             yield instance
 
 
@@ -132,6 +136,7 @@ def serialized_instance(root: DataRoot) -> str:
             reference = reference_of(home)
             with _opened(home, reference) as instance:
                 _read_some(instance)
+                register_root(instance, root)
                 sweep(instance)
             return serialize_value(reference)
 

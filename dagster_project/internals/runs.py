@@ -41,6 +41,7 @@ from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import range_tags
+from resources.keys import NAME, asset_key, check_name, is_of_this_root, name_of_op
 
 try:
     from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
@@ -160,7 +161,7 @@ def run_here(
     deferred: bool = False,
     module: str = MODULE,
     attribute: str = ATTRIBUTE,
-    location: str = LOCATION,
+    location: str = NAME or LOCATION,
 ) -> RunOutcome:
     """Execute one run over these assets in this process, and return when it has ended.
 
@@ -202,9 +203,7 @@ def run_here(
 
 
 def _job(module: str, attribute: str, name: str, assets: Iterable[str | dg.AssetKey]) -> ReconstructableJob:
-    keys = frozenset(
-        asset if isinstance(asset, dg.AssetKey) else dg.AssetKey.from_user_string(asset) for asset in assets
-    )
+    keys = frozenset(asset if isinstance(asset, dg.AssetKey) else asset_key(asset) for asset in assets)
     importlib.import_module(module)  # Dagster would search for it without the first entry of sys.path
     repository = ReconstructableRepository.for_module(module, attribute)
     job = repository.get_reconstructable_job(name)
@@ -319,11 +318,15 @@ def _dropped_interrupts() -> Iterator[list[object]]:
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:
-    """Report the runs of dead processes of this machine as ended; return their ids.
+    """Report this root's runs of dead processes of this machine as ended; return their ids.
 
     Dagster's run monitoring does not detect that such a process is gone, and its queue would wait for the run for ever.
     """
-    dead = [run for run in instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES)) if is_orphan(run)]
+    dead = [
+        run
+        for run in instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
+        if is_of_this_root(run) and is_orphan(run)
+    ]
     for run in dead:
         if run.status is dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, KILLED)
@@ -354,9 +357,9 @@ def _outcome(
         for event in events
         if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
     ]
-    warned = {e.asset_check_key.to_user_string() for e in evaluations if not e.passed and not _is_failed(e)}
-    checks = {e.asset_check_key.to_user_string(): not _is_failed(e) for e in evaluations}
-    findings = {e.asset_check_key.to_user_string(): _check_message(e) for e in evaluations if _is_failed(e)}
+    warned = {check_name(e.asset_check_key) for e in evaluations if not e.passed and not _is_failed(e)}
+    checks = {check_name(e.asset_check_key): not _is_failed(e) for e in evaluations}
+    findings = {check_name(e.asset_check_key): _check_message(e) for e in evaluations if _is_failed(e)}
     failures = tuple(_with_findings(failure, findings.values()) for failure in failures)
     return RunOutcome(run, failures, checks, findings, frozenset(warned), signals[0] if signals else None)
 
@@ -364,7 +367,7 @@ def _outcome(
 def _step_failure(event: DagsterEvent) -> StepFailure | None:
     if not event.is_step_failure or event.step_failure_data.error_source is ErrorSource.INTERRUPT:
         return None
-    data, step = event.step_failure_data, event.step_key or ""
+    data, step = event.step_failure_data, name_of_op(event.step_key or "")
     if data.user_failure_data:
         failure = data.user_failure_data
         only_images = IMAGES_FAILED in failure.metadata
@@ -378,7 +381,7 @@ def _is_failed(evaluation: dg.AssetCheckEvaluation) -> bool:
 
 def _check_message(failed: dg.AssetCheckEvaluation) -> str:
     """Return the message of a failed check: the violated rules, and the first findings with their remedies."""
-    text = f"check {failed.asset_check_key.to_user_string()} failed: {failed.description}"
+    text = f"check {check_name(failed.asset_check_key)} failed: {failed.description}"
     first = failed.metadata.get("first findings")
     return f"{text}\n{first.value}" if first else text
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from imagemill.errors import WrongUsage
 
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
+HOME_VARIABLE = "DAGSTER_HOME"
 DEFAULT_ROOT = "data"
 
 # Path() has already turned `s3://bucket` into `s3:/bucket`.
@@ -150,3 +151,14 @@ class DataRoot:
     def image_path(self, file_name: str) -> str:
         """Return a record's `image_path`: relative to the data root's parent, with `/`, wherever the images are."""
         return f"{self.path.name}/approved/{file_name}"
+
+
+def home_of(root: DataRoot) -> Path:
+    """Return the folder of a root's Dagster history: $DAGSTER_HOME, else `.dagster` in the root, as an absolute path."""
+    given = os.environ.get(HOME_VARIABLE)
+    return local_path(given, HOME_VARIABLE) if given else root.dagster_home
+
+
+def shares_history(root: DataRoot) -> bool:
+    """Return whether a root's history is not its own: several roots may use it."""
+    return os.path.realpath(home_of(root)) != os.path.realpath(root.dagster_home)

@@ -21,7 +21,7 @@ from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.owners import use
 from imagemill.store.inputs import ADOPTED, COLOR, NAMES, first_inputs, record_inputs, recorded_inputs
-from imagemill.store.ledger import BEGUN, Ledger
+from imagemill.store.ledger import BEGUN, ROOT_ID, Ledger
 
 NAME = ".imagemill.json"
 
@@ -29,8 +29,8 @@ NAME = ".imagemill.json"
 class SecondCopy(msgspec.Struct, frozen=True):
     """Settings by name, and withdrawn image ids with the time of their withdrawal.
 
-    It contains no time of writing, so that equal data roots have equal bytes. `written_at` is the file's modification
-    time, UTC.
+    It contains no time of writing, so that equal data roots have equal bytes except for their ids. `written_at` is the
+    file's modification time, UTC.
     """
 
     settings: dict[str, str]
@@ -71,11 +71,11 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
     with ledger.transaction():
         ledger.record_setting(BEGUN, "1")
         for name, value in copy.settings.items():
-            if ledger.setting(name) is None and not name.startswith("place."):
+            if (name == ROOT_ID or ledger.setting(name) is None) and not name.startswith("place."):
                 ledger.record_setting(name, value)
         record_inputs_of_copy(root, ledger, copy.settings, copied=found is not None)
         ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
-    return found if copy.withdrawn or copy.settings.keys() - {BEGUN, *NAMES.values()} else None
+    return found if copy.withdrawn or copy.settings.keys() - {BEGUN, ROOT_ID, *NAMES.values()} else None
 
 
 def record_inputs_of_copy(root: DataRoot, ledger: Ledger, settings: Mapping[str, str], *, copied: bool) -> None:

@@ -1,5 +1,7 @@
 """The job `publish_shards` as the UI launches it."""
 
+from types import SimpleNamespace
+
 import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
@@ -21,7 +23,9 @@ def published(data_root):
         repository = ReconstructableRepository.for_module(runs.MODULE, runs.ATTRIBUTE)
         job = repository.get_reconstructable_job("publish_shards")
         run = runs._create(instance, job, runs.LOCATION, {}, runs._QUIET)
-        queued = instance.run_coordinator.submit_run(SubmitRunContext(run, workspace=None))
+        queued = instance.run_coordinator.submit_run(
+            SubmitRunContext(run, workspace=SimpleNamespace(asset_graph=dg.Definitions().resolve_asset_graph()))
+        )
         starting = dg.DagsterEvent("PIPELINE_STARTING", run.job_name)
         instance.report_dagster_event(starting, run_id=run.run_id)
         execute_run(job, instance.get_run_by_id(queued.run_id), instance)

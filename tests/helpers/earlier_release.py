@@ -7,8 +7,8 @@ from imagemill.store.inputs import NAMES
 
 
 def as_of_earlier_release(root):
-    """Remove from the ledger, and from its second copies, what versions 6 to 10 added."""
-    names = (*NAMES.values(), "adopted.color")
+    """Remove from the ledger, and from its second copies, what versions 6 to 11 added."""
+    names = (*NAMES.values(), "adopted.color", "root.id")
     with sqlite3.connect(root.ledger) as db:
         for column in ("color", "profile", "first_frame"):
             db.execute(f"ALTER TABLE sources DROP COLUMN {column}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,10 +87,13 @@ def snapshot(*folders):
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
+_ROOT_ID = re.compile(rb'"root.id": "[0-9a-f]{32}"')
+
+
 def contents(root):
-    """Return the outputs of a run byte for byte, without times and inodes."""
+    """Return the outputs of a run byte for byte, without times and inodes, and without the root's random id."""
     return {
-        str(path.relative_to(root.path)): path.read_bytes()
+        str(path.relative_to(root.path)): _ROOT_ID.sub(b"", path.read_bytes())
         for folder in (root.derived, root.shards)
         for path in sorted(folder.rglob("*"))
         if path.is_file()

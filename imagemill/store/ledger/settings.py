@@ -4,6 +4,7 @@
     place.<name>      folder outside the data root (locations.py)
     regenerating.<kind>   present while all files of a kind are being replaced
     stage1            present if records of the data root were migrated from Stage 1
+    root.id           the data root's random id, made with the ledger
     begun             present once the second copy was looked for: a ledger without it may lack settings of the copy
 
 All settings but the places, and the withdrawals, have a second copy beside the data (store/second_copy.py).
@@ -15,6 +16,7 @@ from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
 BEGUN = "begun"
+ROOT_ID = "root.id"
 
 
 class Setting(msgspec.Struct, frozen=True):

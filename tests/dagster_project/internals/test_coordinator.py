@@ -1,8 +1,8 @@
 """dagster_project/internals/coordinator.py: runs launched in the UI report each image themselves, like our own runs."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -21,20 +21,19 @@ from dagster._core.storage.tags import (
 
 sys.path.append(str(Path(__file__).parent))  # toy_defs
 
-from toy_defs import toy_instance
+from toy_defs import defs, toy_instance
 
 from dagster_project.command_line import COMMAND_TAG
 from dagster_project.internals import runs
-from dagster_project.internals.coordinator import _bucket_tags, streamed_assets
+from dagster_project.internals.coordinator import _bucket_tags, _embeds
 from dagster_project.internals.instance import open_instance
-from imagemill.domain import embedding_specs
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.embedding_specs import DINOV3
 from resources.dagster_internals.events import DEFER, OWNER_TAG, PLANNED_TAG, UI_TAG, owner_of_run
 from resources.dagster_internals.tags import DEFER_TAG, range_tags
 
 KEYS = [f"k{n}" for n in range(6)]
 STREAMED = dg.AssetKey("dinov3_npy")
+WORKSPACE = SimpleNamespace(asset_graph=defs().resolve_asset_graph())
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], K
 
 
 def submitted(instance, run):
-    return instance.run_coordinator.submit_run(SubmitRunContext(run, workspace=None))  # type: ignore[arg-type]
+    return instance.run_coordinator.submit_run(SubmitRunContext(run, WORKSPACE))  # type: ignore[arg-type]
 
 
 def executed(instance, job, run):
@@ -152,14 +151,14 @@ def test_publishing_without_partitions_means_all_buckets(instance):
     assert _bucket_tags(run) == {}
 
 
-def test_kind_registered_later_is_streamed_too(monkeypatch):
-    """The registry is read when a run is submitted, not on import."""
-    monkeypatch.setattr(embedding_specs, "_SPECS", dict(embedding_specs._SPECS))
-    before = streamed_assets()
-    embedding_specs.register(replace(DINOV3, kind="toy", pass_name="toy", folder="toy", member="toy.npy"))
+def test_streamed_asset_is_known_by_its_tag(instance):
+    """Another location may have kinds that this process does not know, and other names."""
+    _, run = created(instance)
+    untagged = SimpleNamespace(asset_graph=dg.Definitions([dg.AssetSpec(STREAMED)]).resolve_asset_graph())
 
-    assert streamed_assets() - before == {dg.AssetKey("toy")}
-    assert STREAMED in before
+    assert not _embeds(run, untagged)
+    assert not _embeds(run, SimpleNamespace(asset_graph=dg.Definitions().resolve_asset_graph()))
+    assert _embeds(run, WORKSPACE)
 
 
 def test_run_of_the_ui_marks_exactly_the_missing_images_as_failed(instance, monkeypatch):

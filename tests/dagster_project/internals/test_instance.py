@@ -9,10 +9,9 @@ import yaml
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 from dagster_project.internals.coordinator import DeferCoordinator
-from dagster_project.internals.history_state import home_of
 from dagster_project.internals.instance import TEMPLATE, environment_of, open_instance, prepare_home
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
-from imagemill.domain.layout import DataRoot
+from imagemill.domain.layout import DataRoot, home_of
 from tests.helpers.earlier_roots import DAGSTER_YAML
 from tests.helpers.product import PROJECT
 

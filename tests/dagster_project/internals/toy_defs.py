@@ -24,6 +24,7 @@ from dagster_project.internals.runs import run_here
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ModelMismatch
 from resources.dagster_internals.events import StreamedEvents, deferred, images_failed, launched_in_ui
+from resources.dagster_internals.tags import STREAMED_TAG
 
 images = dg.DynamicPartitionsDefinition(name="images")
 buckets = dg.StaticPartitionsDefinition(["wide", "square", "tall"])
@@ -89,6 +90,7 @@ class Breakable(dg.ConfigurableResource):
     backfill_policy=dg.BackfillPolicy.multi_run(8192),
     io_manager_key="stream_io",
     code_version="7",
+    tags={STREAMED_TAG: ""},
 )
 def dinov3_npy(context: dg.AssetExecutionContext) -> Rows:
     match os.environ.get("TOY_BREAK"):

@@ -1,0 +1,194 @@
+"""Several data roots in one Dagster history, as DAGSTER_HOME names it.
+
+Spec: docs/spec/conventions.md#several-data-roots
+"""
+
+import json
+import shutil
+import sqlite3
+from contextlib import contextmanager
+
+import dagster as dg
+import pytest
+
+from imagemill.domain.layout import DataRoot
+from tests.helpers.product import imagemill, photos
+
+KINDS = ["dinov3_npy", "t5_hidden", "vae_latents"]
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "history"
+
+
+def made(folder, name=None, images=3):
+    """Return a data root with images and, if given, a name."""
+    root = DataRoot(folder)
+    photos(root.approved, images)
+    rename(root, name)
+    return root
+
+
+def rename(root, name):
+    root.config_file.write_text(f"name: {name}\n" if name else "")
+
+
+def run(root, home, *words):
+    return imagemill(*(words or ("run",)), "--data-root", root.path, stub=True, DAGSTER_HOME=home)
+
+
+@contextmanager
+def history(home):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(home))
+        with dg.DagsterInstance.get() as instance:
+            yield instance
+
+
+def known(home):
+    """Return partition sets with their keys, and the assets with theirs, of a history."""
+    with history(home) as instance:
+        sets = ("images", "animals/images", "cars/images")
+        keys = instance.all_asset_keys()
+        assets = {key.to_user_string(): sorted(instance.get_materialized_partitions(key)) for key in keys}
+        return {name: sorted(found) for name in sets if (found := instance.get_dynamic_partitions(name))}, assets
+
+
+def refused(root, home, what):
+    before = known(home)
+    done = run(root, home)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert what in done.stderr
+    assert known(home) == before
+    return done.stderr
+
+
+def test_roots_of_different_names_have_their_own_partitions_and_assets(tmp_path, home):
+    animals, cars = made(tmp_path / "animals", "animals", 3), made(tmp_path / "cars", "cars", 2)
+    plain = made(tmp_path / "plain", images=4)
+    for root in (animals, cars, plain):
+        done = run(root, home)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    sets, assets = known(home)
+    names = [f"photo{n:04d}" for n in range(4)]
+    assert sets == {"animals/images": names[:3], "cars/images": names[:2], "images": names}
+    for kind in KINDS:
+        assert assets[f"animals/{kind}"] == names[:3]
+        assert assets[f"cars/{kind}"] == names[:2]
+        assert assets[kind] == names
+    assert "animals/approved_images" in assets
+    with history(home) as instance:
+        tags = {run.tags.get("imagemill/root") for run in instance.get_runs()}
+    assert tags == {"animals", "cars", None}
+    again = run(animals, home)
+    assert again.returncode == 0
+    assert "3 skipped" in again.stdout
+
+
+def test_root_that_would_mix_with_another_is_refused(tmp_path, home):
+    animals, plain = made(tmp_path / "animals", "animals"), made(tmp_path / "plain")
+    assert run(animals, home).returncode == run(plain, home).returncode == 0
+
+    text = refused(made(tmp_path / "second"), home, "a second data root without a name")
+    assert "set a name, such as name: animals" in text
+    refused(made(tmp_path / "third", "animals"), home, "the name animals is in use")
+    assert not DataRoot(tmp_path / "third").ledger.exists()
+    rename(animals, "cats")
+    refused(animals, home, "the name of the data root was animals, and is now cats")
+    rename(animals, None)
+    refused(animals, home, "the name of the data root was animals, and is now no name")
+
+
+def test_copy_of_a_root_gets_an_id_and_a_name_of_its_own(tmp_path, home):
+    animals = made(tmp_path / "animals", "animals")
+    assert run(animals, home).returncode == 0
+    copy = DataRoot(tmp_path / "copy")
+    shutil.copytree(animals.path, copy.path)
+    rename(copy, "cars")
+
+    text = refused(copy, home, "two data roots have the same id")
+    assert "imagemill repair --new-id --apply" in text
+    assert "nothing was changed" in run(copy, home, "repair", "--new-id").stdout
+    refused(copy, home, "two data roots have the same id")
+    assert run(copy, home, "repair", "--new-id", "--apply").returncode == 0
+
+    done = run(copy, home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(known(home)[0]) == {"animals/images", "cars/images"}
+
+
+def test_root_that_was_moved_goes_on(tmp_path, home):
+    animals = made(tmp_path / "animals", "animals")
+    assert run(animals, home).returncode == 0
+    moved = DataRoot(tmp_path / "moved")
+    animals.path.rename(moved.path)
+
+    assert run(moved, home).returncode == 0
+    refused(made(tmp_path / "other", "animals"), home, f"another data root of this history has it: {moved.path}")
+
+
+def test_ledger_that_was_lost_keeps_its_id(tmp_path, home):
+    animals = made(tmp_path / "animals", "animals")
+    assert run(animals, home).returncode == 0
+    shutil.rmtree(animals.state)
+
+    done = run(animals, home)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def as_of_previous_release(root):
+    with sqlite3.connect(root.ledger) as db:
+        db.execute("DELETE FROM settings WHERE name = 'root.id'")
+        db.execute("PRAGMA user_version = 10")
+    for copy in root.path.glob("*/.imagemill.json"):
+        document = json.loads(copy.read_bytes())
+        del document["settings"]["root.id"]
+        copy.write_text(json.dumps(document))
+
+
+def test_history_of_an_earlier_release_belongs_to_the_root_whose_images_it_has(tmp_path, home):
+    """That release did not list the roots of a history."""
+    root, other = made(tmp_path / "root"), made(tmp_path / "other", images=5)
+    assert run(root, home).returncode == 0
+    as_of_previous_release(root)
+    with history(home) as instance:
+        instance.daemon_cursor_storage.set_cursor_values({"imagemill/roots": "[]"})
+    before, runs = known(home), runs_of(home)
+    for image in other.approved.iterdir():
+        image.rename(image.with_name(f"other_{image.name}"))
+
+    refused(other, home, "the history has images of another data root")
+    done = run(root, home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert known(home) == before
+    added = [made for run_id, made in runs_of(home).items() if run_id not in runs]
+    assert added == [{"stage2_jsonl", "bucket_shards"}]  # as after every change of the release: nothing is made again
+    refused(other, home, "a second data root without a name")
+
+
+def runs_of(home):
+    """Return the assets of each run of a history."""
+    with history(home) as instance:
+        runs = instance.get_runs()
+    return {run.run_id: {key.to_user_string() for key in run.asset_selection or ()} for run in runs}
+
+
+def test_name_changes_nothing_in_a_history_of_ones_own(tmp_path):
+    root = made(tmp_path / "animals", "animals")
+
+    assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
+    sets, assets = known(root.dagster_home)
+    assert set(sets) == {"images"}
+    assert "dinov3_npy" in assets
+
+
+@pytest.mark.parametrize("name", ["Animals", "9lives", "a/b", "a-b", ""])
+def test_name_that_cannot_begin_a_key_is_refused(tmp_path, home, name):
+    root = made(tmp_path / "animals")
+    root.config_file.write_text(f"name: '{name}'\n")
+
+    done = run(root, home)
+    assert done.returncode == 2
+    assert "name" in done.stderr
