@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from imagemill.domain.buckets import BUCKETS
-from resources.keys import PREFIX, shared_name
+from resources.keys import IMAGES, PREFIX, shared_name
 
 
 def _dynamic(name: str) -> dg.DynamicPartitionsDefinition:
@@ -14,7 +14,7 @@ def _dynamic(name: str) -> dg.DynamicPartitionsDefinition:
 
 
 # One key per approved image. The outputs of a deleted source stay, and so does its key; that of a renamed one is deleted.
-images = _dynamic("images")
+images = _dynamic(IMAGES)
 
 buckets = dg.StaticPartitionsDefinition(list(BUCKETS))
 

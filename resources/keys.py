@@ -61,4 +61,6 @@ def is_of_this_root(run: dg.DagsterRun) -> bool:
 
 
 APPROVED_IMAGES: Final = asset_key(SOURCE_ASSET)
-IMAGES: Final = shared_name("images")
+
+# Partition set of the images of a root without a name.
+IMAGES: Final = "images"

@@ -59,7 +59,7 @@ def _fill_colours(approved: Path, ledger: Ledger, *, threads: int) -> None:
     with ThreadPoolExecutor(threads, "inspect") as pool:
         for at in range(0, len(unknown), _CHUNK):
             filled = map_on(pool, lambda row: _filled(approved, row), unknown[at : at + _CHUNK])
-            ledger.record_sources(row for row in filled if row)
+            ledger.record_sources([row for row in filled if row])  # files are read before the transaction begins
 
 
 def _filled(approved: Path, row: SourceRow) -> SourceRow | None:
