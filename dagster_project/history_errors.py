@@ -1,4 +1,4 @@
-"""Errors of the Dagster history as messages: a damaged database, an unusable dagster.yaml, an unreadable disk.
+"""Errors of the Dagster history as messages: a damaged database, an unusable dagster.yaml, an unreadable disk, a lost server.
 
 The history is located and opened in instance.py; errors inside a run are handled in runs.py.
 """
@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from imagemill.errors import ImagemillError, causes, is_disk_full
+from imagemill.store.trust import DAGSTER_CONFIG
 
 _DO_DATABASE = (
     "move {folder} elsewhere and run the command again: images, files and shards do not depend on it, "
@@ -17,6 +18,10 @@ _DO_DATABASE = (
 _DO_DISK = (
     "check that the disk has free space and no errors, then run the same command again: finished work is kept. If the error "
     "returns, " + _DO_DATABASE
+)
+_DO_SERVER = (
+    "check that the PostgreSQL server runs, accepts connections and has free disk space, then run the same command again: "
+    "finished work is kept, and its events are reported again"
 )
 # Errors of a file's contents. All others may be temporary errors of the disk.
 _DAMAGE = ("malformed", "not a database", "no such table", "no such column")
@@ -35,7 +40,10 @@ def history_errors(home: Path) -> Iterator[None]:
     except ImagemillError:
         raise
     except Exception as error:
-        if is_disk_full(error) or not (cause := _database_error(error)):
+        cause = _database_error(error)
+        if cause and not isinstance(cause, sqlite3.Error):
+            raise server_unusable(home, str(cause)) from error
+        if is_disk_full(error) or not cause:
             raise
         raise database_unusable(home, str(cause)) from error
 
@@ -57,6 +65,16 @@ def database_unusable(home: Path, why: str) -> HistoryUnusable:
     )
 
 
+def server_unusable(home: Path, why: str) -> HistoryUnusable:
+    """Return the error for a history in PostgreSQL. `why` is the driver's message."""
+    return HistoryUnusable(
+        "the Dagster history in PostgreSQL cannot be read or written",
+        where=f"the database that {home / DAGSTER_CONFIG} names",
+        why=" ".join(why.split()),
+        do=_DO_SERVER,
+    )
+
+
 def _opens(file: Path) -> bool:
     """Return whether SQLite can read the schema table of a database."""
     try:
@@ -73,11 +91,11 @@ def config_unusable(file: Path, why: str) -> HistoryUnusable:
 
 
 def _database_error(error: BaseException | None) -> BaseException | None:
-    """Return the SQLite error that an exception of SQLAlchemy wraps, or None.
+    """Return the driver's error that an exception of SQLAlchemy wraps, or None.
 
     The ledger is read without SQLAlchemy, so its errors are not mistaken for the history's.
     """
     from sqlalchemy.exc import DBAPIError
 
     wrapped = (cause.orig for cause in causes(error) if isinstance(cause, DBAPIError))
-    return next((orig for orig in wrapped if isinstance(orig, sqlite3.Error)), None)
+    return next((orig for orig in wrapped if orig is not None), None)

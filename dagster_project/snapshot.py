@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from dagster_project.internals.history_state import history_state
+from dagster_project.internals.history_state import HistoryState, history_state
 from imagemill.config import Config
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
@@ -35,8 +35,9 @@ from imagemill.pipeline.problem_list import RENAMED
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import Status
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import HISTORY, Ledger
 from imagemill.store.ledger.database import state_of_files
+from imagemill.store.second_copy import refresh
 from imagemill.validation.shard_sets import is_verified, set_folders
 
 NAME = "snapshot.json"
@@ -131,7 +132,10 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
     """
     session, root, checks = work.session, work.session.root, work.checks()
     passed = everything and not (work.interrupted or work.error) and all(checks.values())
-    settled = _settled(session) if passed and _is_idle(status) else None
+    history = history_state(root)
+    if passed and history and history.id:
+        _record_history(session, history.id)
+    settled = _settled(session, history) if passed and history and _is_idle(status) else None
     images = status.images
     status = msgspec.structs.replace(
         status, images=msgspec.structs.replace(images, embedded=0, up_to_date=images.up_to_date + images.embedded)
@@ -169,8 +173,11 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     found = read_snapshot(session.root)
     if found is None or not found.settled:
         return None
+    history = history_state(session.root)
+    if history is None or not _is_recorded(session.reading, history):
+        return None
     here = _Read(session.look(), _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
-    return found if _digest(session, here) == found.settled else None
+    return found if _digest(session, here, history) == found.settled else None
 
 
 class Unchanged:
@@ -227,7 +234,22 @@ def _is_idle(status: Status) -> bool:
     return not (waiting or failed or status.regenerating or status.unreadable)
 
 
-def _settled(session: Session) -> str | None:
+def _record_history(session: Session, history: str) -> None:
+    """Record the id of the history that every image was reported to, in the second copies too: the digest includes one."""
+    if session.ledger.setting(HISTORY) != history:
+        session.ledger.record_setting(HISTORY, history)
+        refresh(session.root, session.ledger)
+
+
+def _is_recorded(ledger: Ledger, history: HistoryState) -> bool:
+    """Return whether this history was the last one that images were reported to.
+
+    Ledgers of earlier releases lack the id. Their snapshots identify the history by its file.
+    """
+    return ledger.setting(HISTORY) in {None, history.id}
+
+
+def _settled(session: Session, history: HistoryState) -> str | None:
     """Return the digest of what the command's last run read and wrote; None if another process may have changed it."""
     root, ledger = session.root, session.ledger
     merged = ledger.verified(root.stage2_jsonl)
@@ -235,15 +257,14 @@ def _settled(session: Session) -> str | None:
     if inventory is None or session.overview() is not inventory or merged != _signature(root.stage2_jsonl):
         return None
     # The check of the sets has just compared them with these signatures.
-    return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)))
+    return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)), history)
 
 
-def _digest(session: Session, read: _Read) -> str | None:
-    history = history_state(session.root)
-    if read.sets is None or history is None or session.config.near_duplicates.exclude:
+def _digest(session: Session, read: _Read, history: HistoryState) -> str | None:
+    if read.sets is None or session.config.near_duplicates.exclude:
         return None
     digest = RunningFingerprint()
-    digest.update_lines((*_settings(session.config), history, str(read.records), *read.sets))
+    digest.update_lines((*_settings(session.config), history.state, str(read.records), *read.sets))
     digest.update_lines(_listed(read.inventory))
     return str(digest)
 

@@ -1,33 +1,140 @@
-"""Location and state of the Dagster history of a data root, read without importing Dagster."""
+"""Location and state of the Dagster history of a data root, read without importing Dagster.
 
+Reference: docs/decisions/0120-history-in-postgresql.md.
+"""
+
+import contextlib
+import os
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from imagemill.domain.layout import DataRoot, home_of
+from imagemill.errors import WrongUsage
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.store.trust import DAGSTER_CONFIG, read_mapping
 
-# The index of the event log, below the history's folder.
+# Below the history's folder: the runs, and the index of the event log.
+_RUNS = Path("history", "runs.db")
 _INDEX = Path("history", "runs", "index.db")
 
+_ID = "SELECT run_storage_id FROM instance_info"
 _STATE = (
     "SELECT asset_key, wipe_timestamp FROM asset_keys ORDER BY asset_key",
     "SELECT partitions_def_name, count(*), max(id) FROM dynamic_partitions GROUP BY 1 ORDER BY 1",
 )
+# Differs after the tables were created again, as by a restored dump.
+_TABLE = "SELECT 'event_logs'::regclass::oid"
+
+# Module and class of `storage.custom` in dagster.yaml, if the history is kept in PostgreSQL.
+_POSTGRES = {
+    ("dagster_project.storage", "BatchPostgresStorage"),
+    ("dagster_postgres", "DagsterPostgresStorage"),
+}
+
+Query = Callable[[str], Sequence[tuple[Any, ...]]]
 
 
-def history_state(root: DataRoot) -> str | None:
-    """Return a text that differs for another history, and after assets are wiped or partitions deleted in the UI.
+class HistoryState(NamedTuple):
+    """The identity of a history, and a text that differs after assets are wiped or partitions deleted in the UI.
 
-    None if the history is not kept in SQLite files, or cannot be read.
+    `id` is that of Dagster's run storage, None if Dagster has not made it yet. A copy of a history has the same one; `state`
+    also differs for a copy.
     """
-    index = home_of(root) / _INDEX
+
+    id: str | None
+    state: str
+
+
+def history_state(root: DataRoot) -> HistoryState | None:
+    """Return the state of the history; None if there is none yet, or it cannot be read."""
+    home = home_of(root)
+    with contextlib.suppress(WrongUsage, LookupError, ImportError):
+        database = _postgres(read_mapping(home / DAGSTER_CONFIG).get("storage"))
+        return _in_postgres(database) if database else _in_sqlite(home)
+    return None
+
+
+def _in_sqlite(home: Path) -> HistoryState | None:
+    index = home / _INDEX
     try:
         inode = index.stat().st_ino
-        connection = sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)
-        try:
-            known = [connection.execute(sql).fetchall() for sql in _STATE]
-        finally:
-            connection.close()
+        with _sqlite(home / _RUNS) as query:
+            storage_id = _first(query(_ID))
+        with _sqlite(index) as query:
+            return HistoryState(storage_id, _text(str(index), inode, query))
     except (OSError, sqlite3.Error):
         return None
-    return fingerprint(repr((str(index), inode, known)).encode())
+
+
+@contextlib.contextmanager
+def _sqlite(file: Path) -> Iterator[Query]:
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+        yield lambda sql: connection.execute(sql).fetchall()
+
+
+def _in_postgres(database: Mapping[str, Any]) -> HistoryState | None:
+    import psycopg2
+
+    try:
+        with closing(psycopg2.connect(**database)) as connection, connection.cursor() as cursor:
+
+            def query(sql: str) -> Sequence[tuple[Any, ...]]:
+                cursor.execute(sql)
+                return cursor.fetchall()
+
+            return HistoryState(_first(query(_ID)), _text(cursor.connection.dsn, _first(query(_TABLE)), query))
+    except psycopg2.Error:
+        return None
+
+
+def _first(rows: Sequence[tuple[Any, ...]]) -> Any:
+    return rows[0][0] if rows else None
+
+
+def _text(place: str, number: int, query: Query) -> str:
+    return fingerprint(repr((place, number, [query(sql) for sql in _STATE])).encode())
+
+
+def _postgres(storage: object) -> dict[str, Any] | None:
+    """Return the arguments with which psycopg2 connects to the database of a `storage` setting; None for SQLite's.
+
+    Raises:
+        LookupError: if the setting is incomplete, or a password is made by an identity provider.
+    """
+    match storage:
+        case {"postgres": dict(config)}:
+            pass
+        case {"custom": {"module": module, "class": name, "config": dict(config)}} if (module, name) in _POSTGRES:
+            pass
+        case _:
+            return None
+    match config:
+        case {"auth_provider": _}:
+            raise LookupError("auth_provider")
+        case {"postgres_url": url}:
+            scheme, _, rest = str(_value(url)).partition("://")
+            return {"dsn": f"{scheme.partition('+')[0]}://{rest}"}
+        case {"postgres_db": dict(fields)}:
+            values = {name: _value(value) for name, value in fields.items()}
+            names = {
+                "user": "username",
+                "password": "password",
+                "host": "hostname",
+                "port": "port",
+                "dbname": "db_name",
+            }
+            return {**(values.get("params") or {}), **{ours: values.get(theirs) for ours, theirs in names.items()}}
+        case _:
+            raise LookupError("postgres_url")
+
+
+def _value(setting: Any) -> Any:
+    """Return a setting, or the variable of the environment that it names."""
+    match setting:
+        case {"env": str(variable)}:
+            return os.environ[variable]
+        case _:
+            return setting

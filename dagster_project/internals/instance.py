@@ -18,6 +18,7 @@ from typing import Any
 from dagster import DagsterError, DagsterInstance
 from dagster._check import CheckError
 from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
 from dagster._utils.env import environ
 
@@ -111,7 +112,14 @@ def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
         use(root.owners)
         with environ(environment_of(root)), _opened(home, reference_of(home, _TO_THE_TERMINAL)) as instance:
             register_root(instance, root)
+            _make_id(instance)
             yield instance
+
+
+def _make_id(instance: DagsterInstance) -> None:
+    """Let Dagster make the id of a new history, which it does on first access. history_state.py reads it."""
+    if isinstance(instance.run_storage, SqlRunStorage):
+        instance.run_storage.get_run_storage_id()
 
 
 @contextmanager

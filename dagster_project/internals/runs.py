@@ -36,7 +36,7 @@ from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from dagster._utils.interrupts import capture_interrupts
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
-from dagster_project.history_errors import database_unusable
+from dagster_project.history_errors import database_unusable, server_unusable
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
 from resources.dagster_internals.missing import report_missing
@@ -83,6 +83,9 @@ _DISK_FAILED = (
 _DAMAGED_HISTORY = re.compile(
     r"\(sqlite3\.\w+\) (database disk image is malformed|disk I/O error|file is not a database)"
 )
+
+# The same for a history in PostgreSQL: the driver's message, without the statement.
+_LOST_SERVER = re.compile(r"\(psycopg2\.[\w.]+\) (.*?)\s*(?:\[SQL: |\(Background on this error|\Z)", re.DOTALL)
 
 _STOPPED = {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
 
@@ -413,6 +416,8 @@ def _explained(step: str, error: "SerializableErrorInfo | None") -> StepFailure:
         return StepFailure(step, kind, message[ours.end() :])
     if damaged := _DAMAGED_HISTORY.search(message):
         return StepFailure(step, kind, str(database_unusable(Path(os.environ["DAGSTER_HOME"]), damaged[1])))
+    if lost := _LOST_SERVER.search(message):
+        return StepFailure(step, kind, str(server_unusable(Path(os.environ["DAGSTER_HOME"]), lost[1])))
     if any(text in message for text in _DISK_FULL):
         message = str(ImagemillError(message, do=FULL_DISK))
     elif any(text in message for text in _DISK_FAILED):

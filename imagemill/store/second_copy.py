@@ -21,7 +21,7 @@ from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.owners import use
 from imagemill.store.inputs import ADOPTED, COLOR, NAMES, first_inputs, record_inputs, recorded_inputs
-from imagemill.store.ledger import BEGUN, ROOT_ID, Ledger
+from imagemill.store.ledger import BEGUN, HISTORY, ROOT_ID, Ledger
 
 NAME = ".imagemill.json"
 
@@ -75,7 +75,7 @@ def restore(root: DataRoot, ledger: Ledger) -> FoundCopy | None:
                 ledger.record_setting(name, value)
         record_inputs_of_copy(root, ledger, copy.settings, copied=found is not None)
         ledger.record_withdrawals({**copy.withdrawn, **ledger.withdrawals()})
-    return found if copy.withdrawn or copy.settings.keys() - {BEGUN, ROOT_ID, *NAMES.values()} else None
+    return found if copy.withdrawn or copy.settings.keys() - {BEGUN, HISTORY, ROOT_ID, *NAMES.values()} else None
 
 
 def record_inputs_of_copy(root: DataRoot, ledger: Ledger, settings: Mapping[str, str], *, copied: bool) -> None:

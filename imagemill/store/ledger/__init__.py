@@ -33,7 +33,7 @@ from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.renames import ACCEPTED, DONE, RECORDED, RENAMES, Rename, Renames, Takeover
 from imagemill.store.ledger.schema import VERSION
-from imagemill.store.ledger.settings import BEGUN, ROOT_ID, SETTINGS
+from imagemill.store.ledger.settings import BEGUN, HISTORY, ROOT_ID, SETTINGS
 from imagemill.store.ledger.sources import ARRIVALS, SOURCES, SourceRow, Sources
 from imagemill.store.ledger.summaries import SUMMARIES, FinishedSummary, Summaries
 from imagemill.store.ledger.table import Table
@@ -99,7 +99,8 @@ class Ledger(
 
 __all__ = [
     "ACCEPTED", "BEGUN", "DONE", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW",
-    "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "IN_MEMORY", "RECORDED", "ROOT_ID", "SUPERSEDED", "VERSION",
+    "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "HISTORY", "IN_MEMORY", "RECORDED", "ROOT_ID", "SUPERSEDED",
+    "VERSION",
     "CaptionKey", "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost",
     "Ledger", "LedgerDamaged", "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
 ]  # fmt: skip

@@ -5,6 +5,7 @@
     regenerating.<kind>   present while all files of a kind are being replaced
     stage1            present if records of the data root were migrated from Stage 1
     root.id           the data root's random id, made with the ledger
+    history           id of the Dagster history that a complete run last reported to (dagster_project/snapshot.py)
     begun             present once the second copy was looked for: a ledger without it may lack settings of the copy
 
 All settings but the places, and the withdrawals, have a second copy beside the data (store/second_copy.py).
@@ -17,6 +18,7 @@ from imagemill.store.ledger.table import Table
 
 BEGUN = "begun"
 ROOT_ID = "root.id"
+HISTORY = "history"
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
 """dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
-import re
 import sqlite3
 import subprocess
 import sys
@@ -12,81 +11,35 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parent))  # toy_defs
+sys.path.append(str(Path(__file__).parent))  # toy_history
 
-from toy_defs import run_toy
+from toy_history import KEYS, everything_dagster_writes, stable_name, stable_rows
 
-from dagster_project.internals import storage
+from dagster_project.internals import batched_events
+from dagster_project.internals.batched_events import BATCH_VARIABLE
 from dagster_project.internals.instance import open_instance
-from dagster_project.internals.storage import BATCH_VARIABLE, BatchSqliteEventLogStorage
+from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
 from tests.helpers.product import PROJECT
 
-KEYS = [f"k{n:02d}" for n in range(12)]
 WRITERS, BATCHES, EVENTS = 3, 6, 50
 
 
 # ---- the same tables
 
 
-def _everything_dagster_writes(instance) -> None:
-    """Write automatic, streamed, unpartitioned, check, observation and runless events."""
-    instance.add_dynamic_partitions("images", KEYS)
-    runs = [
-        run_toy(instance, "plain", partition_range=(KEYS[0], KEYS[-1])),
-        run_toy(instance, "dinov3_npy", partition_range=(KEYS[0], KEYS[-1])),
-        run_toy(instance, "dinov3_npy", partition_range=(KEYS[2], KEYS[-2]), deferred=True),
-        run_toy(instance, "totals", "shards", partition_range=("wide", "tall")),
-        run_toy(instance, "watched"),
-    ]
-    assert all(run.success for run in runs)
-    events = [
-        event
-        for key in KEYS[:3]
-        for event in (
-            dg.AssetMaterialization("approved_images", partition=key, tags={"dagster/data_version": key}),
-            dg.AssetObservation("approved_images", partition=key, tags={"dagster/data_version": key}),
-        )
-    ]
-    assert report_without_run(instance, events) == len(events)
-
-
-# Values that differ between any two runs: times, the process, random names.
-_VOLATILE = [
-    (re.compile(r'("[a-z_]*time[a-z_]*": )(?:[\d.]+|"[^"]*")'), r"\1TIME"),
-    (re.compile(r'("(?:pid|duration_ms)": )[\d.]+'), r"\1N"),
-    (re.compile(r'("log_key": )"\w+"'), r"\1KEY"),
-    (re.compile(r"\b[\d.]+m?s\b|pid: \d+"), "N"),
-    (re.compile(r"\b[0-9a-f]+\.[0-9a-f]+\.[0-9a-f]{8}-[0-9a-f]{12}/"), "OWNER/"),
-]
-_TIME_COLUMN = re.compile("time|migration_completed")
-
-
 def _tables(home: Path) -> dict[tuple[str, str], list]:
-    """Return every table of every database below `home`, with run ids as `run 0`, `run 1`, … and without volatile values."""
+    """Return every table of every database below `home`, without volatile values."""
     with sqlite3.connect(home / "history" / "runs.db") as connection:
         run_ids = [run_id for (run_id,) in connection.execute("select run_id from runs order by id")]
-
-    def stable(text):
-        if not isinstance(text, str):
-            return text
-        for number, run_id in enumerate(run_ids):
-            text = text.replace(run_id, f"run {number}")
-        for pattern, instead in _VOLATILE:
-            text = pattern.sub(instead, text)
-        return text
-
     found = {}
     for path in home.rglob("*.db"):
         with sqlite3.connect(path) as connection:
             connection.row_factory = sqlite3.Row
             for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-                rows = connection.execute(f"select * from {table}").fetchall()
-                found[stable(str(path.relative_to(home))), table] = [
-                    {column: stable(row[column]) for column in row.keys() if not _TIME_COLUMN.search(column)}
-                    for row in rows
-                ]
+                rows = map(dict, connection.execute(f"select * from {table}").fetchall())
+                found[stable_name(str(path.relative_to(home)), run_ids), table] = stable_rows(rows, run_ids)
     return found
 
 
@@ -98,14 +51,14 @@ def both_histories(tmp_path_factory):
         ours = DataRoot(tmp_path_factory.mktemp("ours") / "data")
         with open_instance(ours) as instance:
             assert isinstance(instance.event_log_storage, BatchSqliteEventLogStorage)
-            _everything_dagster_writes(instance)
+            everything_dagster_writes(instance)
         stock = DataRoot(tmp_path_factory.mktemp("stock") / "data")
         stock.dagster_home.mkdir(parents=True)
         (stock.dagster_home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
         patch.setenv(BATCH_VARIABLE, "0")
         with open_instance(stock) as instance:
             assert type(instance.event_log_storage) is SqliteEventLogStorage
-            _everything_dagster_writes(instance)
+            everything_dagster_writes(instance)
     return ours.dagster_home, stock.dagster_home
 
 
@@ -125,6 +78,8 @@ def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
         left_out = [row for row in theirs if row not in mine]
         assert [row for row in theirs if row in mine] == mine, key
         assert all(row["dagster_event_type"] == "ASSET_MATERIALIZATION" and row["partition"] for row in left_out), key
+    for history in (ours, stock):
+        assert len(history.pop(("history/runs.db", "instance_info"))) == 1, "a history has an id of its own"
     for key in stock:
         for mine, theirs in zip(ours[key], stock[key], strict=True):
             assert mine == theirs, key
@@ -144,8 +99,8 @@ def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
 
 def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, monkeypatch):
     """Another patch release of Dagster must not lose history."""
-    monkeypatch.setattr(storage, "_CAN_BATCH", False)
-    monkeypatch.setattr(storage, "DynamicPartitionsTable", None)
+    monkeypatch.setattr(batched_events, "CAN_BATCH", False)
+    monkeypatch.setattr(batched_events, "DynamicPartitionsTable", None)
     monkeypatch.setattr(BatchSqliteEventLogStorage, "_store_together", lambda *_: pytest.fail("batched"))
     log = BatchSqliteEventLogStorage(str(tmp_path))
 
@@ -281,7 +236,7 @@ def test_partitions_are_those_that_stock_storage_finds(tmp_path):
     """With any cursors, after a wipe, and for keys that are not registered."""
     (tmp_path / "home").mkdir()
     with open_instance(DataRoot(tmp_path / "home")) as instance:
-        _everything_dagster_writes(instance)
+        everything_dagster_writes(instance)
         ours = instance.event_log_storage
         stock = SqliteEventLogStorage(ours._base_dir)
         stock.register_instance(instance)

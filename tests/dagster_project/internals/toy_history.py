@@ -1,0 +1,65 @@
+"""What Dagster writes into a history, and its rows without the values that differ between any two runs."""
+
+import re
+
+import dagster as dg
+from toy_defs import run_toy
+
+from resources.dagster_internals.events import report_without_run
+
+KEYS = [f"k{n:02d}" for n in range(12)]
+
+
+def everything_dagster_writes(instance):
+    """Write automatic, streamed, unpartitioned, check, observation and runless events."""
+    instance.add_dynamic_partitions("images", KEYS)
+    runs = [
+        run_toy(instance, "plain", partition_range=(KEYS[0], KEYS[-1])),
+        run_toy(instance, "dinov3_npy", partition_range=(KEYS[0], KEYS[-1])),
+        run_toy(instance, "dinov3_npy", partition_range=(KEYS[2], KEYS[-2]), deferred=True),
+        run_toy(instance, "totals", "shards", partition_range=("wide", "tall")),
+        run_toy(instance, "watched"),
+    ]
+    assert all(run.success for run in runs)
+    events = [
+        event
+        for key in KEYS[:3]
+        for event in (
+            dg.AssetMaterialization("approved_images", partition=key, tags={"dagster/data_version": key}),
+            dg.AssetObservation("approved_images", partition=key, tags={"dagster/data_version": key}),
+        )
+    ]
+    assert report_without_run(instance, events) == len(events)
+
+
+# Values that differ between any two runs: times, the process, random names.
+_VOLATILE = [
+    (re.compile(r'("[a-z_]*time[a-z_]*": )(?:[\d.]+|"[^"]*")'), r"\1TIME"),
+    (re.compile(r'("(?:pid|duration_ms)": )[\d.]+'), r"\1N"),
+    (re.compile(r'("log_key": )"\w+"'), r"\1KEY"),
+    (re.compile(r"\b[\d.]+m?s\b|pid: \d+"), "N"),
+    (re.compile(r"\b[0-9a-f]+\.[0-9a-f]+\.[0-9a-f]{8}-[0-9a-f]{12}/"), "OWNER/"),
+]
+_TIME_COLUMN = re.compile("time|migration_completed")
+
+
+def stable_rows(rows, run_ids):
+    """Return rows, mappings by column, with run ids as `run 0`, `run 1`, … and without volatile values."""
+    return [
+        {name: _stable(value, run_ids) for name, value in row.items() if not _TIME_COLUMN.search(name)} for row in rows
+    ]
+
+
+def stable_name(name, run_ids):
+    """Return a name, with run ids as `run 0`, `run 1`, …"""
+    return _stable(name, run_ids)
+
+
+def _stable(text, run_ids):
+    if not isinstance(text, str):
+        return text
+    for number, run_id in enumerate(run_ids):
+        text = text.replace(run_id, f"run {number}")
+    for pattern, instead in _VOLATILE:
+        text = pattern.sub(instead, text)
+    return text
