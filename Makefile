@@ -76,7 +76,8 @@ DAGSTER_FOLDER = $(CURDIR)/.venv/dagster-$(VERSION)
 
 test-dagster: setup ## tests against another release of Dagster, laid over .venv: make test-dagster VERSION=1.13.13
 	@test -n "$(VERSION)" || { echo "which release? make test-dagster VERSION=1.13.13" >&2; exit 2; }
-	$(BIN)/uv pip install --python $(BIN)/python --no-deps --target "$(DAGSTER_FOLDER)" $(DAGSTER_PACKAGES:%=%==$(VERSION))
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --target "$(DAGSTER_FOLDER)" $(DAGSTER_PACKAGES:%=%==$(VERSION)) \
+		dagster-postgres==$(VERSION:1.13.%=0.29.%)
 	PYTHONPATH="$(DAGSTER_FOLDER)" $(BIN)/python -c 'import dagster; assert dagster.__version__ == "$(VERSION)"'
 	PYTHONPATH="$(DAGSTER_FOLDER)" $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile $(DAGSTER_TESTS)
 

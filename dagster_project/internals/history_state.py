@@ -126,7 +126,7 @@ def _postgres(storage: object) -> dict[str, Any] | None:
                 "port": "port",
                 "dbname": "db_name",
             }
-            return {**(values.get("params") or {}), **{ours: values.get(theirs) for ours, theirs in names.items()}}
+            return {**{ours: values.get(theirs) for ours, theirs in names.items()}, **(values.get("params") or {})}
         case _:
             raise LookupError("postgres_url")
 

@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
-USER, PASSWORD = "imagemill", "secret"
+from imagemill.domain.layout import DataRoot
+
+USER, PASSWORD = "postgres", "secret"
+OURS = "{module: dagster_project.storage, class: BatchPostgresStorage, config: {postgres_url: '%s'}}"
+STOCK = "{module: dagster_postgres, class: DagsterPostgresStorage, config: {postgres_url: '%s'}}"
 SERVER_USER, SERVER_GROUP = "nobody", "nogroup"
+
+
+def keep_history(root: DataRoot, url: str, storage: str = OURS) -> None:
+    """Write a `dagster.yaml` with which the history of a data root is in this database."""
+    root.dagster_home.mkdir(parents=True, exist_ok=True)
+    settings = f"storage:\n  custom: {storage % url}\ntelemetry: {{enabled: false}}\n"
+    (root.dagster_home / "dagster.yaml").write_text(settings)
 
 
 def program(name: str) -> str:
@@ -33,9 +44,9 @@ class PostgresServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def url(self, database: str = "postgres") -> str:
+    def url(self, database: str = "postgres", user: str = USER, password: str = PASSWORD) -> str:
         """Return the URL of a database."""
-        return f"postgresql://{USER}:{PASSWORD}@/{database}?host={self.folder}"
+        return f"postgresql://{user}:{password}@/{database}?host={self.folder}"
 
     def create(self, database: str) -> str:
         """Create a database; return its URL."""

@@ -19,7 +19,7 @@ from dagster_project.internals.batched_events import BATCH_VARIABLE
 from dagster_project.internals.instance import open_instance
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
-from tests.helpers.postgres import postgres_server
+from tests.helpers.postgres import OURS, STOCK, keep_history, postgres_server
 from tests.helpers.product import PROJECT
 
 psycopg2 = pytest.importorskip("psycopg2")
@@ -31,9 +31,6 @@ from dagster_project.internals.postgres_storage import (  # noqa: E402
     BatchPostgresEventLogStorage,
     with_driver,
 )
-
-OURS = "{module: dagster_project.storage, class: BatchPostgresStorage, config: {postgres_url: '%s'}}"
-STOCK = "{module: dagster_postgres, class: DagsterPostgresStorage, config: {postgres_url: '%s'}}"
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +51,7 @@ def url(server):
 def history(folder, url, storage=OURS):
     """Return a data root whose history is in this database."""
     root = DataRoot(folder / "data")
-    root.dagster_home.mkdir(parents=True)
-    (root.dagster_home / "dagster.yaml").write_text(
-        f"storage:\n  custom: {storage % url}\ntelemetry: {{enabled: false}}\n"
-    )
+    keep_history(root, url, storage)
     return root
 
 
