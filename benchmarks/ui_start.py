@@ -4,29 +4,20 @@ A page is there when GraphQL reports the code location as loaded. Wall time, bec
 """
 
 import argparse
-import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import PROJECT, cost
+from benchmarks.common.processes import cost
+from benchmarks.common.ui import STATISTICS, running_ui
 from imagemill.domain.layout import DataRoot
 
 OURS = ("-m", "benchmarks.common.ours")
 RATIO = 2.0
 _EMPTY = "import dagster as dg\n\n\n@dg.asset\ndef empty():\n    return None\n\n\ndefs = dg.Definitions([empty])\n"
-_LOADED = (
-    "{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError { __typename } } } } }"
-)
-_STATISTICS = "{ assetNodes { assetKey { path } partitionStats { numMaterialized numPartitions } } }"
 
 
 def main() -> int:
@@ -61,50 +52,10 @@ def main() -> int:
 
 def _started(command: Sequence[object], home: Path) -> tuple[float, float]:
     """Return the seconds until all assets are listed, and those of the first query for the numbers of partitions."""
-    port = _free_port()
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "DAGSTER_HOME": str(home)}
-    words = [sys.executable, *map(str, command), str(port)]
-    began = time.perf_counter()
-    with subprocess.Popen(
-        words,
-        cwd=PROJECT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        try:
-            while not _loaded(port):
-                if process.poll() is not None:
-                    raise RuntimeError(f"{words} ended with {process.returncode}")
-                time.sleep(0.05)
-            ready = time.perf_counter()
-            _ask(port, _STATISTICS)
-            return ready - began, time.perf_counter() - ready
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-
-
-def _loaded(port: int) -> bool:
-    try:
-        entries = _ask(port, _LOADED)["data"]["workspaceOrError"]["locationEntries"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
-
-
-def _ask(port: int, query: str) -> dict:
-    body = json.dumps({"query": query}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", body, headers)
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    with running_ui(command, DAGSTER_HOME=str(home)) as ui:
+        began = time.perf_counter()
+        ui.ask(STATISTICS)
+        return ui.seconds, time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SMALL = {
         "--rounds", "1", "--seconds", "0.1",
     ],
     "partition_statistics": ["--images", "8", "--rounds", "1"],
+    "postgresql": ["--images", "8", "--rounds", "1"],
     "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],
     "scale": ["--images", "8", "--new", "2", "--tiny"],
     "ui_start": ["--images", "8", "--rounds", "1"],
@@ -35,7 +36,7 @@ SMALL = {
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
-SLOW = {"embedding_efficiency", "bookkeeping", "inputs", "rescale", "scale", "ui_start", "device_scaling"}
+SLOW = {"embedding_efficiency", "bookkeeping", "inputs", "postgresql", "rescale", "scale", "ui_start", "device_scaling"}
 
 
 def test_every_benchmark_is_tried() -> None:

@@ -1,6 +1,6 @@
 """Location and state of the Dagster history of a data root, read without importing Dagster.
 
-Reference: docs/decisions/0120-history-in-postgresql.md.
+Reference: docs/decisions/0121-history-that-was-reported-to.md.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class HistoryState(NamedTuple):
 
 
 def history_state(root: DataRoot) -> HistoryState | None:
-    """Return the state of the history; None if there is none yet, or it cannot be read."""
+    """Return the state of the history; None if it does not exist yet or cannot be read."""
     home = home_of(root)
     with contextlib.suppress(WrongUsage, LookupError, ImportError):
         database = _postgres(read_mapping(home / DAGSTER_CONFIG).get("storage"))

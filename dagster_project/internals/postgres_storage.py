@@ -7,15 +7,21 @@ planned events one by one: 7 ms each.
 tests/dagster_project/internals/test_postgres_storage.py compares every table with stock storage's after the same runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from dagster import EventLogEntry
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage, PostgresEventLogStorage
-from dagster_postgres.utils import get_token_provider_from_config, pg_url_from_config
+from dagster_postgres.utils import (
+    create_pg_connection,
+    create_pg_engine,
+    get_token_provider_from_config,
+    pg_url_from_config,
+)
 from sqlalchemy import Table, func, insert
 from sqlalchemy.engine import Connection
+from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.elements import ColumnElement
 
 from dagster_project.internals import batched_events
@@ -24,9 +30,28 @@ from dagster_project.internals.batched_events import BatchedEventLog, concerns_o
 # SQLAlchemy 2.1 would look for another driver than the one that dagster-postgres installs.
 DRIVER = "postgresql+psycopg2"
 
+LOCK_NUMBER = 0x696D6167656D696C  # "imagemil": of the advisory lock that is held while a process opens the history
+
 
 class BatchPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
     """PostgreSQL event log storage with one transaction per batch of asset events, and cached partition keys."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._found: set[tuple[str, str]] = set()  # tables and columns of the schema, which are never removed
+        super().__init__(*args, **options)
+
+    def has_table(self, table_name: str) -> bool:
+        """Return whether a table exists. A table that was found is not looked up again."""
+        return self._is_found("table", table_name, super().has_table)
+
+    def has_asset_key_col(self, column_name: str) -> bool:
+        """Return whether `asset_keys` has a column. Dagster asks five times per asset for each page; one look-up takes 10 ms."""
+        return self._is_found("column", column_name, super().has_asset_key_col)
+
+    def _is_found(self, kind: str, name: str, look_up: Callable[[str], bool]) -> bool:
+        if (kind, name) not in self._found and look_up(name):
+            self._found.add((kind, name))
+        return (kind, name) in self._found
 
     def store_event(self, event: EventLogEntry) -> None:
         """Store one event; that of a single asset in one transaction with the asset's row."""
@@ -74,8 +99,12 @@ class BatchPostgresStorage(DagsterPostgresStorage):
         inst_data: ConfigurableClassData | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(postgres_url, should_autocreate_tables, inst_data, **options)
-        self._event_log_storage = BatchPostgresEventLogStorage(postgres_url, should_autocreate_tables, **options)
+        engine = create_pg_engine(postgres_url, options.get("token_provider"), poolclass=NullPool)
+        # Dagster creates the tables of an empty database without checking whether another command does the same.
+        with create_pg_connection(engine) as connection, connection.begin():
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_NUMBER})")
+            super().__init__(postgres_url, should_autocreate_tables, inst_data, **options)
+            self._event_log_storage = BatchPostgresEventLogStorage(postgres_url, should_autocreate_tables, **options)
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:

@@ -1,6 +1,6 @@
 """The main job with its Dagster history in PostgreSQL: no run without news, a new history, a server that crashes.
 
-Reference: docs/decisions/0120-history-in-postgresql.md
+Reference: docs/decisions/0121-history-that-was-reported-to.md
 """
 
 import random

@@ -12,12 +12,14 @@ import dagster as dg
 import pytest
 
 from assets.partitions import images
+from dagster_project import snapshot
 from dagster_project.internals.instance import open_instance
 from dagster_project.snapshot import NAME
 from dagster_project.work import CommandSession
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.domain.layout import DataRoot
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import HISTORY, Ledger
+from imagemill.store.second_copy import newest
 from tests.helpers.commands import called
 from tests.helpers.stage2 import photos, picture
 from tests.helpers.stubs import StubEncoder
@@ -70,6 +72,27 @@ def test_second_run_ends_with_the_same_summary_and_without_a_dagster_run(settled
     assert UNCHANGED not in whole.text
     assert summary(short.text) == summary(whole.text)
     assert runs_of(settled) == before + 1
+
+
+def test_root_of_an_earlier_release_starts_no_run(data_root, monkeypatch):
+    """Its ledger does not have the id of the history; its snapshot identifies the history by the file."""
+    stub_every_kind(monkeypatch)
+    photos(data_root, "a", size=(24, 24))
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "_record_history", lambda *_: None)
+        assert called(data_root, "run").code == 0
+    with Ledger(data_root.ledger, read_only=True) as ledger:
+        assert ledger.setting(HISTORY) is None
+
+    assert is_unchanged(data_root)
+
+
+def test_ledger_records_the_history_that_it_reported_to(settled):
+    with open_instance(settled) as instance:
+        history = instance.run_storage.get_run_storage_id()
+    with Ledger(settled.ledger, read_only=True) as ledger:
+        assert ledger.setting(HISTORY) == history
+    assert newest(settled).copy.settings[HISTORY] == history
 
 
 def test_refused_images_are_listed_again_with_the_same_exit_code(settled):

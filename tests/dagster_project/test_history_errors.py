@@ -1,5 +1,6 @@
 """A damaged or unusable Dagster history: one message with what, where, why, do; never a traceback."""
 
+import errno
 import os
 import shutil
 
@@ -10,6 +11,7 @@ from dagster_project.history_errors import HistoryUnusable, history_errors
 from dagster_project.internals.instance import open_instance, serialized_instance
 from dagster_project.internals.runs import _explained
 from imagemill.domain.layout import DataRoot
+from imagemill.errors import disk_full_reported
 from tests.helpers.product import imagemill, photos
 
 DATABASES = ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]
@@ -115,6 +117,40 @@ def test_error_of_the_disk_below_a_database_is_a_message(tmp_path, why):
     assert "free space and no errors, then run the same command again" in raised.value.do
     with pytest.raises(ZeroDivisionError), history_errors(tmp_path):
         raise ZeroDivisionError
+
+
+CLOSED = "server closed the connection unexpectedly\n\tThis probably means the server terminated abnormally"
+FULL = f"could not extend file: {os.strerror(errno.ENOSPC)}"
+
+
+@pytest.mark.parametrize("why", [CLOSED, FULL])
+def test_lost_server_is_a_message_that_names_the_file_with_its_address(tmp_path, why):
+    """A full disk of the server is not one of this machine."""
+    driver = pytest.importorskip("psycopg2")
+
+    error = OperationalError("INSERT secret", {}, driver.OperationalError(why))
+    with pytest.raises(HistoryUnusable, match="in PostgreSQL cannot be read or written") as raised:
+        with disk_full_reported(tmp_path), history_errors(tmp_path):
+            raise error
+    assert str(tmp_path / "dagster.yaml") in raised.value.where
+    assert raised.value.why == " ".join(why.split())
+    assert "check that the PostgreSQL server runs" in raised.value.do
+
+
+@pytest.mark.parametrize("why", [CLOSED, FULL])
+def test_step_that_lost_the_server_is_reported_without_the_statement(monkeypatch, tmp_path, why):
+    from dagster_shared.error import SerializableErrorInfo
+
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    lost = f"sqlalchemy.exc.OperationalError: (psycopg2.OperationalError) {why}\n[SQL: INSERT secret]\n(Background)"
+    cause = SerializableErrorInfo(lost, ["frame"], "OperationalError")
+    error = SerializableErrorInfo("too many retries for DB connection", ["frame"], "DagsterPostgresException", cause)
+    failure = _explained("dinov3_npy", error)
+
+    assert "the Dagster history in PostgreSQL cannot be read or written" in failure.text
+    assert " ".join(why.split()) in failure.text
+    assert "secret" not in failure.text
+    assert failure.trace == ""
 
 
 def test_error_of_the_ledger_is_not_called_one_of_the_history(tmp_path):

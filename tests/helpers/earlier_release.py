@@ -4,11 +4,12 @@ import json
 import sqlite3
 
 from imagemill.store.inputs import NAMES
+from imagemill.store.ledger import HISTORY
 
 
 def as_of_earlier_release(root):
     """Remove from the ledger, and from its second copies, what versions 6 to 11 added."""
-    names = (*NAMES.values(), "adopted.color", "root.id")
+    names = (*NAMES.values(), "adopted.color", "root.id", HISTORY)
     with sqlite3.connect(root.ledger) as db:
         for column in ("color", "profile", "first_frame"):
             db.execute(f"ALTER TABLE sources DROP COLUMN {column}")

@@ -15,7 +15,7 @@ from imagemill.domain.layout import DataRoot
 USER, PASSWORD = "postgres", "secret"
 OURS = "{module: dagster_project.storage, class: BatchPostgresStorage, config: {postgres_url: '%s'}}"
 STOCK = "{module: dagster_postgres, class: DagsterPostgresStorage, config: {postgres_url: '%s'}}"
-SERVER_USER, SERVER_GROUP = "nobody", "nogroup"
+SERVER_USER, SERVER_GROUP = "nobody", "nogroup"  # quoted
 
 
 def keep_history(root: DataRoot, url: str, storage: str = OURS) -> None:
@@ -41,8 +41,8 @@ class PostgresServer:
         folder: the folder of its data, its socket and its log.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, fsync: bool) -> None:
+        self.folder, self.fsync = folder, "on" if fsync else "off"
 
     def url(self, database: str = "postgres", user: str = USER, password: str = PASSWORD) -> str:
         """Return the URL of a database."""
@@ -63,7 +63,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections."""
-        options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync=off"
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync={self.fsync}"
         self._pg_ctl("-o", options, "-l", str(self.folder / "log"), "-w", "start")
 
     def restart(self) -> None:
@@ -80,8 +80,8 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Create and start a server; stop it and delete its folder afterwards."""
+def postgres_server(*, fsync: bool = False) -> Iterator[PostgresServer]:
+    """Create and start a server; stop it and delete its folder afterwards. Without `fsync` it does not wait for the disk."""
     initdb = program("initdb")
     folder = Path(tempfile.mkdtemp(prefix="imagemill-postgres-"))  # short enough for the path of a socket
     password = folder / "password"
@@ -91,7 +91,7 @@ def postgres_server() -> Iterator[PostgresServer]:
             shutil.chown(path, SERVER_USER, SERVER_GROUP)
     create = ["-D", str(folder / "data"), "-U", USER, "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync"]
     subprocess.run(_as_server_user(initdb, *create), check=True, capture_output=True, cwd=folder)
-    server = PostgresServer(folder)
+    server = PostgresServer(folder, fsync=fsync)
     server.start()
     try:
         yield server

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # toy_history
 
-from toy_history import KEYS, everything_dagster_writes, stable_rows
+from toy_history import BATCHES, KEYS, WRITERS, everything_dagster_writes, stable_rows, write_in_several_processes
 
 from dagster_project.history_errors import HistoryUnusable
 from dagster_project.internals import batched_events
@@ -196,6 +196,23 @@ def test_writers_of_several_assets_do_not_block_each_other(url, tmp_path):
             thread.join()
 
     assert not errors
+
+
+def test_writers_in_several_processes_lose_and_mix_nothing(url, tmp_path):
+    """Command line, daemon and code servers create the tables of an empty database at once, and write into them."""
+    root = history(tmp_path, url)
+
+    expected = write_in_several_processes(root)
+
+    with open_instance(root) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("shared")) == expected
+        assert len(instance.get_dynamic_partitions("images")) == WRITERS * BATCHES
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "select count(*), count(distinct event_id) from asset_event_tags t join event_logs e on e.id = event_id "
+            "where t.value = partition"
+        )
+        assert cursor.fetchone() == (len(expected), len(expected))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,15 @@ from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parent))  # toy_history
 
-from toy_history import KEYS, everything_dagster_writes, stable_name, stable_rows
+from toy_history import (
+    BATCHES,
+    KEYS,
+    WRITERS,
+    everything_dagster_writes,
+    stable_name,
+    stable_rows,
+    write_in_several_processes,
+)
 
 from dagster_project.internals import batched_events
 from dagster_project.internals.batched_events import BATCH_VARIABLE
@@ -21,10 +28,6 @@ from dagster_project.internals.instance import open_instance
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
-from tests.helpers.product import PROJECT
-
-WRITERS, BATCHES, EVENTS = 3, 6, 50
-
 
 # ---- the same tables
 
@@ -115,47 +118,14 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 
 # ---- several writers
 
-_WRITER = """
-import sys, dagster as dg
-from dagster_project.internals.instance import open_instance
-from imagemill.domain.layout import DataRoot
-from resources.dagster_internals.events import report_without_run
-who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-print(flush=True)
-sys.stdin.readline()  # until every writer is ready
-with open_instance(DataRoot.resolve()) as instance:
-    for batch in range(batches):
-        instance.add_dynamic_partitions("images", [f"{who}-{batch}"])
-        report_without_run(instance, [
-            dg.AssetMaterialization("shared", partition=f"{who}-{batch}-{n}", tags={"dagster/data_version": f"{who}-{batch}-{n}"})
-            for n in range(events)
-        ])
-"""
 
-
-def test_writers_in_several_processes_lose_and_mix_nothing(data_root, monkeypatch):
+def test_writers_in_several_processes_lose_and_mix_nothing(data_root):
     """Command line, daemon and code servers write one index at once, starting without a history.
 
     Spec: docs/spec/conventions.md#leases
     """
-    monkeypatch.setenv("IMAGEMILL_DATA_ROOT", str(data_root.path))
-    arguments = [sys.executable, "-W", "ignore", "-c", _WRITER]
-    writers = [
-        subprocess.Popen(
-            [*arguments, f"w{n}", str(BATCHES), str(EVENTS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=PROJECT,
-        )
-        for n in range(WRITERS)
-    ]
-    for writer in writers:
-        assert writer.stdout.readline()
-    for writer in writers:
-        writer.stdin.close()
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
+    expected = write_in_several_processes(data_root)
 
-    expected = {f"w{w}-{b}-{n}" for w in range(WRITERS) for b in range(BATCHES) for n in range(EVENTS)}
     with open_instance(data_root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("shared")) == expected
         assert len(instance.get_dynamic_partitions("images")) == WRITERS * BATCHES

@@ -1,13 +1,18 @@
 """What Dagster writes into a history, and its rows without the values that differ between any two runs."""
 
+import os
 import re
+import subprocess
+import sys
 
 import dagster as dg
 from toy_defs import run_toy
 
 from resources.dagster_internals.events import report_without_run
+from tests.helpers.product import PROJECT
 
 KEYS = [f"k{n:02d}" for n in range(12)]
+WRITERS, BATCHES, EVENTS = 3, 6, 50
 
 
 def everything_dagster_writes(instance):
@@ -63,3 +68,42 @@ def _stable(text, run_ids):
     for pattern, instead in _VOLATILE:
         text = pattern.sub(instead, text)
     return text
+
+
+_WRITER = """
+import sys, dagster as dg
+from dagster_project.internals.instance import open_instance
+from imagemill.domain.layout import DataRoot
+from resources.dagster_internals.events import report_without_run
+who, batches, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+print(flush=True)
+sys.stdin.readline()  # until every writer is ready
+with open_instance(DataRoot.resolve()) as instance:
+    for batch in range(batches):
+        instance.add_dynamic_partitions("images", [f"{who}-{batch}"])
+        report_without_run(instance, [
+            dg.AssetMaterialization("shared", partition=f"{who}-{batch}-{n}", tags={"dagster/data_version": f"{who}-{batch}-{n}"})
+            for n in range(events)
+        ])
+"""
+
+
+def write_in_several_processes(root):
+    """Let several processes open the history at once and report materialisations of `shared`; return its partitions."""
+    arguments = [sys.executable, "-W", "ignore", "-c", _WRITER]
+    writers = [
+        subprocess.Popen(
+            [*arguments, f"w{n}", str(BATCHES), str(EVENTS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=PROJECT,
+            env={**os.environ, "IMAGEMILL_DATA_ROOT": str(root.path)},
+        )
+        for n in range(WRITERS)
+    ]
+    for writer in writers:
+        assert writer.stdout.readline()
+    for writer in writers:
+        writer.stdin.close()
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
+    return {f"w{w}-{b}-{n}" for w in range(WRITERS) for b in range(BATCHES) for n in range(EVENTS)}
