@@ -4,6 +4,7 @@ Reference: docs/decisions/0121-history-that-was-reported-to.md.
 """
 
 import contextlib
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagemill.config import name_in_history
 from imagemill.domain.layout import DataRoot, home_of
 from imagemill.errors import WrongUsage
 from imagemill.fs.fingerprints import fingerprint
@@ -38,7 +40,7 @@ Query = Callable[[str], Sequence[tuple[Any, ...]]]
 
 
 class HistoryState(NamedTuple):
-    """The identity of a history, and a text that differs after assets are wiped or partitions deleted in the UI.
+    """The identity of a history, and a text that differs after assets of a root are wiped or partitions deleted in the UI.
 
     `id` is that of Dagster's run storage, None if Dagster has not made it yet. A copy of a history has the same one; `state`
     also differs for a copy.
@@ -52,19 +54,20 @@ def history_state(root: DataRoot) -> HistoryState | None:
     """Return the state of the history; None if it does not exist yet or cannot be read."""
     home = home_of(root)
     with contextlib.suppress(WrongUsage, LookupError, ImportError):
+        name = name_in_history(root)
         database = _postgres(read_mapping(home / DAGSTER_CONFIG).get("storage"))
-        return _in_postgres(database) if database else _in_sqlite(home)
+        return _in_postgres(database, name) if database else _in_sqlite(home, name)
     return None
 
 
-def _in_sqlite(home: Path) -> HistoryState | None:
+def _in_sqlite(home: Path, name: str | None) -> HistoryState | None:
     index = home / _INDEX
     try:
         inode = index.stat().st_ino
         with _sqlite(home / _RUNS) as query:
             storage_id = _first(query(_ID))
         with _sqlite(index) as query:
-            return HistoryState(storage_id, _text(str(index), inode, query))
+            return HistoryState(storage_id, _text(str(index), inode, query, name))
     except (OSError, sqlite3.Error):
         return None
 
@@ -75,7 +78,7 @@ def _sqlite(file: Path) -> Iterator[Query]:
         yield lambda sql: connection.execute(sql).fetchall()
 
 
-def _in_postgres(database: Mapping[str, Any]) -> HistoryState | None:
+def _in_postgres(database: Mapping[str, Any], name: str | None) -> HistoryState | None:
     import psycopg2
 
     try:
@@ -85,7 +88,7 @@ def _in_postgres(database: Mapping[str, Any]) -> HistoryState | None:
                 cursor.execute(sql)
                 return cursor.fetchall()
 
-            return HistoryState(_first(query(_ID)), _text(cursor.connection.dsn, _first(query(_TABLE)), query))
+            return HistoryState(_first(query(_ID)), _text(cursor.connection.dsn, _first(query(_TABLE)), query, name))
     except psycopg2.Error:
         return None
 
@@ -94,8 +97,15 @@ def _first(rows: Sequence[tuple[Any, ...]]) -> Any:
     return rows[0][0] if rows else None
 
 
-def _text(place: str, number: int, query: Query) -> str:
-    return fingerprint(repr((place, number, [query(sql) for sql in _STATE])).encode())
+def _text(place: str, number: int, query: Query, name: str | None) -> str:
+    known = [[row for row in query(sql) if _belongs(row[0], name)] for sql in _STATE]
+    return fingerprint(repr((place, number, known)).encode())
+
+
+def _belongs(key: str, name: str | None) -> bool:
+    """Return whether an asset key, or the name of a partition set, is of the root with this name in a shared history."""
+    parts = json.loads(key) if key.startswith("[") else key.split("/")
+    return len(parts) == 1 if name is None else parts[0] == name
 
 
 def _postgres(storage: object) -> dict[str, Any] | None:
