@@ -4,7 +4,6 @@ Reference: docs/decisions/0121-history-that-was-reported-to.md
 """
 
 import random
-import threading
 import time
 
 import pytest
@@ -23,7 +22,6 @@ pytest.importorskip("dagster_postgres")
 
 UNCHANGED = "no Dagster run was started"
 IMAGES = 60
-SECONDS = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +117,27 @@ def test_run_without_news_reads_the_history_without_dagster(server, data_root):
     assert " sqlalchemy\n" not in done.stderr
 
 
+def wait_for_files(root, count, process):
+    """Wait until that many arrays have their final names, or the process has ended."""
+    while process.poll() is None and sum(1 for _ in root.derived.glob("*/*.npy")) < count:
+        time.sleep(0.01)
+
+
 def crash_in_a_run(server, root, database, seed):
     """Restart the server during a run as a crash does; check the message, and the counts after one more run."""
     photos(root.approved, IMAGES)
     keep_history(root, server.create(database))
     process = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=0.02)
-    crash = threading.Timer(random.Random(seed).uniform(1.0, SECONDS), server.restart)
-    crash.start()
+    moment = random.Random(seed)
+    wait_for_files(root, moment.randrange(len(embedding_specs()) * IMAGES), process)
+    time.sleep(moment.uniform(0, 0.3))
+    assert process.poll() is None, "the run ended before the crash"
+    server.restart()
     text, _ = process.communicate()
-    crash.join()
 
     assert "Traceback" not in text
     assert process.returncode in {0, 1}, text
+    print(f"exit code {process.returncode}:\n{text}")
     if process.returncode:
         assert "the Dagster history in PostgreSQL cannot be read or written" in text
         assert "do:    check that the PostgreSQL server runs" in text
