@@ -1,11 +1,11 @@
-"""One service of the UI in its own process: webserver, daemon or code server.
+"""One service in its own process: webserver, daemon or code server.
 
     python -P -m dagster_project.service NAME FOLDER
 
     FOLDER/  settings.json  workspace.yaml  code.sock
 
 The process leads its own session. It ends itself and all processes that it started when its supervisor is gone.
-The three services are started and stopped together in supervisor.py.
+Services are started and stopped in supervisor.py: all three by `imagemill ui`, a single one by `imagemill serve`.
 """
 
 import os
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from dagster_project.code_server import CodeServer
+
 # Time between SIGTERM and SIGKILL for the processes of a service whose supervisor is gone.
 GRACE_SECONDS = 10.0
 
@@ -26,19 +28,23 @@ SETTINGS, SOCKET, WORKSPACE = "settings.json", "code.sock", "workspace.yaml"
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings shared by the services of one UI.
+    """Settings shared by the services of one supervisor.
 
     Attributes:
         instance: serialized reference of the Dagster instance.
+        code: the code server of the service `code`, if there is one.
         host: address of the webserver.
         port: port of the webserver.
         allowed_hosts: names that the webserver accepts besides those of this machine.
+        read_only: whether the webserver refuses changes.
     """
 
     instance: str
-    host: str
-    port: int
+    code: CodeServer | None = None
+    host: str = ""
+    port: int = 0
     allowed_hosts: tuple[str, ...] = ()
+    read_only: bool = False
 
 
 def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
@@ -46,10 +52,9 @@ def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
 
     Args:
         name: `webserver` serves the UI behind the guard; `daemon` runs sensors, queue and backfills; `code` serves the
-            definitions
-            and executes the UI's runs.
+            definitions and executes the runs of UI and daemon.
         settings: settings shared by the services.
-        folder: folder of the settings, the workspace file and the socket.
+        folder: folder of the settings and the workspace file.
     """
     workspace = str(folder / WORKSPACE)
     if name == "webserver":
@@ -61,14 +66,15 @@ def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
             host=settings.host,
             port=settings.port,
             allowed_hosts=settings.allowed_hosts,
+            read_only=settings.read_only,
         )
     else:
         from dagster_project.internals.services import run_code_server, run_daemon
 
         if name == "daemon":
             run_daemon(settings.instance, workspace)
-        else:
-            run_code_server(settings.instance, str(folder / SOCKET))
+        elif settings.code:
+            run_code_server(settings.instance, settings.code)
 
 
 def main(name: str, folder: str) -> None:

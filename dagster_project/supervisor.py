@@ -1,4 +1,4 @@
-"""Supervisor of the processes of `imagemill ui`, which start and end together.
+"""Supervisor of services, which start and end together: the three of `imagemill ui`, or the one of `imagemill serve`.
 
     imagemill ui                           holds the writing end of a pipe
     ├─ service code       its own session: code server, its child, the runs that the UI launches
@@ -6,18 +6,18 @@
     └─ service webserver  its own session
 
 Each service reads the pipe: after kill -9 of the supervisor, the end of file makes each service end its session.
+As process 1 of a container, the supervisor also reaps processes whose parents have ended.
 The services are implemented in service.py.
 """
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,12 @@ import msgspec
 import psutil
 import yaml
 
-from dagster_project.code_location import LOCATION
-from dagster_project.service import PIPE_VARIABLE, SETTINGS, SOCKET, WORKSPACE, ServiceSettings
+from dagster_project.code_server import CodeServer
+from dagster_project.service import PIPE_VARIABLE, SETTINGS, WORKSPACE, ServiceSettings
 from imagemill.errors import ImagemillError
+
+# In the order in which they start.
+SERVICES = ("code", "daemon", "webserver")
 
 POLL_SECONDS = 0.2
 
@@ -93,34 +96,48 @@ def _search_path(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def service_folder(settings: ServiceSettings) -> Iterator[Path]:
-    """Yield a private folder with the files that the services of one UI share; it is removed at the end."""
+def service_folder() -> Iterator[Path]:
+    """Yield a private folder for the files that the services of one supervisor share; it is removed at the end."""
     folder = socket_folder()
     try:
-        (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
-        location = {"socket": str(folder / SOCKET), "location_name": LOCATION}
-        (folder / WORKSPACE).write_text(yaml.safe_dump({"load_from": [{"grpc_server": location}]}))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def supervise(folder: Path, environment: Mapping[str, str]) -> int:
-    """Run all services until a signal; return its number after all their processes have ended.
+def workspace_of(servers: Iterable[CodeServer]) -> str:
+    """Return the text of a workspace file that names these code servers."""
+    return yaml.safe_dump({"load_from": [server.entry() for server in servers]})
+
+
+def supervise(
+    folder: Path, settings: ServiceSettings, environment: Mapping[str, str], *, names: Sequence[str], workspace: str
+) -> int:
+    """Run services until a signal; return its number after all their processes have ended.
+
+    Args:
+        folder: private folder for the files that the services share.
+        settings: settings of the services.
+        environment: variables added to this process's.
+        names: the services, in the order in which they start.
+        workspace: text of the workspace file, which webserver and daemon read.
 
     Raises:
         ServiceEnded: if a service ended by itself. The others are ended first.
     """
+    (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
+    (folder / WORKSPACE).write_text(workspace)
     reading, writing = os.pipe()
     services: list[Service] = []
     with _signals() as received:
         try:
-            services.append(start_service("code", folder, environment, reading))
-            # The other services report an error of the code location if its server does not answer yet.
-            _wait(services, received, lambda: _answers(folder / SOCKET))
-            if received:
-                return received[0]
-            services += [start_service(name, folder, environment, reading) for name in ("daemon", "webserver")]
+            for name in names:
+                services.append(start_service(name, folder, environment, reading))
+                if name == "code" and settings.code:
+                    # The other services report an error of the code location if its server does not answer yet.
+                    _wait(services, received, settings.code.answers)
+                if received:
+                    return received[0]
             _wait(services, received, lambda: False)
             return received[0]
         finally:
@@ -136,14 +153,19 @@ def _wait(services: Sequence[Service], received: Sequence[int], condition: Calla
             if (code := service.process.poll()) is not None:
                 why = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
                 do = "see its message above, then start again"
-                raise ServiceEnded(f"the {service.name} service of the UI ended", why=why, do=do)
+                raise ServiceEnded(f"the {service.name} service ended", why=why, do=do)
+        _reap_orphans({service.process.pid for service in services})
         time.sleep(POLL_SECONDS)
 
 
-def _answers(path: Path) -> bool:
-    """Return whether a server listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        return client.connect_ex(str(path)) == 0
+def _reap_orphans(services: Container[int]) -> None:
+    """Reap ended child processes other than the services: process 1 of a container inherits all orphans."""
+    if os.getpid() != 1:
+        return
+    with suppress(ChildProcessError):
+        # The process stays waitable (WNOWAIT), so that the exit code of a service remains for its Popen object.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in services:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def stop(services: Sequence[Service], received: Sequence[int] = ()) -> None:
@@ -157,6 +179,7 @@ def stop(services: Sequence[Service], received: Sequence[int] = ()) -> None:
                 service.signal(signal.SIGKILL)
                 service.process.wait()
             return
+        _reap_orphans({service.process.pid for service in services})
         time.sleep(POLL_SECONDS)
 
 

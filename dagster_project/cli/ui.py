@@ -1,13 +1,12 @@
 """`imagemill ui`: the Dagster UI over this data root's history."""
 
-import os
-import socket
 import sys
 
 import click
 
+from dagster_project.cli.addresses import refuse_port, shown
 from dagster_project.cli.options import root_options
-from imagemill.errors import WrongUsage
+from dagster_project.code_location import LOCATION
 from imagemill.pipeline.session import Session
 from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
@@ -31,31 +30,16 @@ def command(session: Session, port: int, host: str, allowed: tuple[str, ...]) ->
     refuse_no_root(root)
     refuse_read_only(root.state)
     sweep_state(root)
-    _refuse_port(host, port)
+    refuse_port(host, port)
+    from dagster_project.code_server import CodeServer
     from dagster_project.internals.instance import environment_of, serialized_instance
-    from dagster_project.service import ServiceSettings
-    from dagster_project.supervisor import service_folder, supervise
+    from dagster_project.service import SOCKET, ServiceSettings
+    from dagster_project.supervisor import SERVICES, service_folder, supervise, workspace_of
 
-    settings = ServiceSettings(instance=serialized_instance(root), host=host, port=port, allowed_hosts=hosts)
-    click.echo(f"imagemill: http://{_shown(host)}:{port} over {root.path}")
-    with service_folder(settings) as folder:
-        number = supervise(folder, environment_of(root))
+    instance = serialized_instance(root)
+    click.echo(f"imagemill: http://{shown(host)}:{port} over {root.path}")
+    with service_folder() as folder:
+        server = CodeServer(location=LOCATION, socket_path=str(folder / SOCKET))
+        settings = ServiceSettings(instance=instance, code=server, host=host, port=port, allowed_hosts=hosts)
+        number = supervise(folder, settings, environment_of(root), names=SERVICES, workspace=workspace_of([server]))
     sys.exit(128 + number)
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _refuse_port(host: str, port: int) -> None:
-    """Raise WrongUsage if this process cannot listen there."""
-    try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.socket(family, kind, protocol) as trial:
-            if os.name == "posix":
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except OSError as error:
-        raise WrongUsage(
-            f"cannot listen on {_shown(host)}:{port}", why=error.strerror, do="give another --port or --host"
-        ) from error
