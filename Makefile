@@ -106,7 +106,7 @@ lint-containers: | $(BIN)/uv ## rules for Dockerfile and compose.yaml
 	else echo "compose.yaml is not checked: npx (Debian's package npm) is not installed" >&2; \
 		test "$$IMAGEMILL_NO_SKIP" != 1; fi
 
-image-test: ## build the image without a container engine and check its health command (Debian, as root)
+image-test: ## build the image without a container engine, run its service and health check (Debian, as root)
 	tests/image.sh
 
 docs: setup ## the documentation site in dist/site; warnings are errors

@@ -135,6 +135,6 @@ def test_plain_make_lists_the_targets(checkout):
     done = make(checkout)
 
     assert done.returncode == 0
-    assert {"make run", "make test", "make setup", "make ui", "make lint", "make lock"} <= {
+    assert {"make run", "make test", "make setup", "make ui", "make lint", "make image-test", "make lock"} <= {
         line.partition("  ")[0] for line in done.stdout.splitlines()
     }

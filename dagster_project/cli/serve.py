@@ -133,6 +133,17 @@ def health(root: DataRoot, service: str, port: int | None, host: str, socket: st
     click.echo(f"{service}: healthy")
 
 
+@command.command("migrate")
+@_root
+def migrate(root: DataRoot) -> None:
+    """Migrate the history to the schema of the installed Dagster. Stop all services and runs first."""
+    _refuse_no_history(root)
+    from dagster_project.internals.instance import read_instance
+
+    with read_instance(root) as instance:
+        instance.upgrade(click.echo)
+
+
 def _workspace_text(code: tuple[str, ...], workspace: str | None) -> str:
     """Return the text of the workspace file that the options describe."""
     from dagster_project.supervisor import workspace_of

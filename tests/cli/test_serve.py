@@ -4,10 +4,11 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psutil
 import pytest
@@ -180,3 +181,21 @@ def test_health_of_a_server_that_is_no_webserver(data_root):
         done = imagemill("serve", "health", "webserver", "--port", port, "--data-root", data_root.path)
     assert (done.returncode, "does not work" in done.stderr) == (1, True)
     assert time.monotonic() - began < 30
+
+
+def test_migration_adds_what_a_newer_dagster_needs(root):
+    """The history is that of a Dagster before the column `using_default_limit`, as its Alembic version says."""
+    assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
+    index = root.dagster_home / "history" / "runs" / "index.db"
+    with closing(sqlite3.connect(index)) as database:
+        newest = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        database.execute("ALTER TABLE concurrency_limits DROP COLUMN using_default_limit")
+        database.execute("UPDATE alembic_version SET version_num = '6b7fb194ff9c'")
+        database.commit()
+
+    done = imagemill("serve", "migrate", "--data-root", root.path)
+
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(index)) as database:
+        assert database.execute("SELECT version_num FROM alembic_version").fetchall() == newest
+        database.execute("SELECT using_default_limit FROM concurrency_limits")
