@@ -93,7 +93,7 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
         data = project.volume(root, "/data")
         photos(data / "approved", IMAGES)
     broken = project.volume("cars", "/data") / "imagemill.yaml"
-    broken.write_text("no_such_setting: 1\n")
+    broken.write_text("kinds: [no_such_kind]\n")
 
     project.start("postgres")
     project.wait_healthy("postgres")
@@ -102,7 +102,7 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
     for service in ("animals", "daemon", "webserver"):
         project.wait_healthy(service)
     assert project.processes["cars"].wait(60) == 2
-    assert "no_such_setting" in project.log("cars").read_text()
+    assert "no_such_kind" in project.log("cars").read_text()
     assert project.health("cars").returncode == 1
 
     ui = Ui(f"http://127.0.0.1:{project.port('webserver', 3000)}")

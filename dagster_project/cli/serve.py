@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +23,14 @@ WEBSERVER_PORT, CODE_PORT = 3000, 4000
 _PORTS = {"webserver": WEBSERVER_PORT, "code": CODE_PORT}
 
 _port = click.IntRange(1, 65535)
-_root = partial(root_options, opens=False)
+# The configuration of the data root is not read: a service without definitions, or a health check, does not depend on it.
+_root = click.option(
+    "--data-root",
+    "root",
+    metavar="DIR",
+    callback=lambda _context, _option, given: DataRoot.resolve(given),
+    help="Data root of the history, unless $DAGSTER_HOME is set (default: $IMAGEMILL_DATA_ROOT, else data/).",
+)
 _code = click.option(
     "--code",
     multiple=True,
