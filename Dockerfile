@@ -23,8 +23,9 @@ RUN /opt/tools/bin/uv build --python /opt/tools/bin/python --no-build-isolation 
 FROM ${BASE}
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# New volumes get the mode of these folders, so that any user can write to them.
 RUN useradd --no-log-init --uid 10001 --user-group --home-dir /var/lib/imagemill --create-home imagemill \
-    && install -d -o imagemill -g imagemill /data /history /models \
+    && install -d -m 1777 /data /history /models \
     && python3 -m venv --without-pip /opt/imagemill
 # A layer of its own, because it is the largest and changes least often.
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \

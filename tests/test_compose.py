@@ -1,5 +1,6 @@
 """compose.yaml: its services as processes of this machine, with its commands and variables (tests/helpers/compose.py)."""
 
+import re
 import shutil
 import tempfile
 import time
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from tests.helpers.compose import ComposeProject, interpolated
-from tests.helpers.product import photos
+from tests.helpers.product import PROJECT, photos
 from tests.helpers.ui import Ui, wait_until
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,29 @@ def launch(ui: Ui, root: str, image: str) -> str:
     return run_id
 
 
+def assert_history_is_migrated_and_restored(project: ComposeProject) -> None:
+    """The commands of docs/how-to/production.md, with the services stopped."""
+    migrated = project.execute("daemon", *command_of_page("docker compose run --rm daemon ", "imagemill"))
+    assert migrated.returncode == 0, migrated.stderr
+    count = ["psql", "--username", "imagemill", "--dbname", "imagemill", "-At", "-c", "SELECT count(*) FROM runs"]
+    before = project.execute("postgres", *count)
+
+    dumped = project.execute("postgres", *command_of_page("docker compose exec postgres "))
+    assert dumped.returncode == 0, dumped.stderr
+    project.execute("postgres", *count[:-1], "TRUNCATE runs")
+    restored = project.execute("postgres", *command_of_page("docker compose exec -T postgres "), input=dumped.stdout)
+    assert restored.returncode == 0, restored.stderr
+
+    assert project.execute("postgres", *count).stdout == before.stdout == b"2\n"
+
+
+def command_of_page(prefix: str, *before: str) -> list[str]:
+    """Return the words of the command with this prefix in docs/how-to/production.md, without redirections."""
+    text = (PROJECT / "docs" / "how-to" / "production.md").read_text("utf-8")
+    command = text.partition(f"`{prefix}")[2].partition("`")[0]
+    return [*before, *re.split(r"[<>]", command)[0].split()]
+
+
 def test_services_of_compose_work_together_and_stop_in_time(project):
     """One root has an unusable configuration at first: its service ends with the reason, and the other root works."""
     for root in ROOTS:
@@ -127,6 +151,7 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
     codes = {name: project.processes[name].wait(60) for name in ("animals", "cars", "daemon", "webserver")}
     assert time.monotonic() - began < STOP_SECONDS
     assert codes == dict.fromkeys(codes, 0), {name: project.log(name).read_text() for name in codes}
+    assert_history_is_migrated_and_restored(project)
     project.terminate("postgres")
     assert project.processes["postgres"].wait(60) == 0
     assert processes_in(project.folder) == []
