@@ -98,7 +98,7 @@ def assert_history_is_migrated_and_restored(project: ComposeProject) -> None:
     dumped = project.execute("postgres", *command_of_page("docker compose exec postgres "))
     assert dumped.returncode == 0, dumped.stderr
     project.execute("postgres", *count[:-1], "TRUNCATE runs")
-    restored = project.execute("postgres", *command_of_page("docker compose exec -T postgres "), input=dumped.stdout)
+    restored = project.execute("postgres", *command_of_page("docker compose exec -T postgres "), given=dumped.stdout)
     assert restored.returncode == 0, restored.stderr
 
     assert project.execute("postgres", *count).stdout == before.stdout == b"2\n"

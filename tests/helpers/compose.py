@@ -145,22 +145,24 @@ class ComposeProject:
         subprocess.run(single, input=statement, text=True, check=True, capture_output=True, cwd=folder)
         return _as_server_user("postgres", "-D", str(folder), *settings)
 
-    def health(self, service: str) -> subprocess.CompletedProcess[str]:
+    def execute(self, service: str, *words: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        """Execute a command as in the container of a service, with this standard input."""
+        environment = self.environment(service)
+        if service == "postgres":
+            words = (program(words[0]), *words[1:])
+            password = self.services[service]["environment"]["POSTGRES_PASSWORD"]
+            port = str(self.port(service, 5432))
+            environment |= {"PGHOST": "127.0.0.1", "PGPORT": port, "PGPASSWORD": password}
+        command = self.arguments(service, words)
+        return subprocess.run(
+            command, env=environment, cwd=self.folder, input=given or b"", capture_output=True, check=False
+        )
+
+    def health(self, service: str) -> subprocess.CompletedProcess[bytes]:
         """Execute the health check of a service."""
         kind, *words = self.services[service]["healthcheck"]["test"]
         assert kind == "CMD"
-        environment = self.environment(service)
-        if service == "postgres":
-            words[0] = program(words[0])
-            environment |= {"PGHOST": "127.0.0.1", "PGPORT": str(self.port(service, 5432))}
-        return subprocess.run(
-            self.arguments(service, words),
-            env=environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return self.execute(service, *words)
 
     def wait_healthy(self, service: str) -> None:
         """Wait until the health check of a service succeeds."""
