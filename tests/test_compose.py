@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.helpers.compose import ComposeProject, interpolated
 from tests.helpers.product import PROJECT, photos
@@ -171,6 +172,14 @@ def test_every_service_has_a_health_check_and_the_history_where_logs_are_written
     assert all("healthcheck" in service for service in project.services.values())
     assert {service["environment"]["DAGSTER_HOME"] for service in services.values()} == {"/history"}
     assert all("history:/history" in service["volumes"] for service in services.values())
+
+
+def test_history_is_configured_as_imagemill_does_but_for_storage_and_launcher(project):
+    template = yaml.safe_load((PROJECT / "dagster_project" / "dagster.yaml").read_text())
+    configured = yaml.safe_load(project.file["configs"]["dagster"]["content"])
+
+    assert configured.keys() - template.keys() == {"compute_logs", "run_launcher", "retention"}
+    assert {name for name in template if configured.get(name) != template[name]} == {"storage"}
 
 
 @pytest.mark.parametrize(
