@@ -71,7 +71,7 @@ def locations(ui: Ui) -> dict[str, str]:
 def launch(ui: Ui, root: str, image: str) -> str:
     """Embed one image of a root in a run that the UI launches; return the run's id after it has succeeded."""
     repository = {"repositoryLocationName": root, "repositoryName": "__repository__"}
-    ui.graphql(ADD_KEY, selector=repository, set="images", key=image)
+    ui.graphql(ADD_KEY, selector=repository, set=f"{root}/images", key=image)
     params = {
         "selector": {**repository, "jobName": "embed_images"},
         "runConfigData": {},
@@ -117,8 +117,9 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
     for root in ROOTS:
         data = project.volume(root, "/data")
         photos(data / "approved", IMAGES)
+        (data / "imagemill.yaml").write_text(f"name: {root}\n")
     broken = project.volume("cars", "/data") / "imagemill.yaml"
-    broken.write_text("kinds: [no_such_kind]\n")
+    broken.write_text("name: cars\nkinds: [no_such_kind]\n")
 
     project.start("postgres")
     project.wait_healthy("postgres")
@@ -141,7 +142,7 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
     captured = ui.graphql(CAPTURED, key=[run_id, "compute_logs", key])["capturedLogs"]
     assert captured["stderr"] is not None, "the webserver reads the output that the code service has written"
 
-    broken.unlink()
+    broken.write_text("name: cars\n")
     project.start("cars")
     project.wait_healthy("cars")
     wait_until(lambda: locations(ui)["cars"] == "RepositoryLocation", 60, "the webserver finds the repaired location")
@@ -156,6 +157,7 @@ def test_services_of_compose_work_together_and_stop_in_time(project):
     project.terminate("postgres")
     assert project.processes["postgres"].wait(60) == 0
     assert processes_in(project.folder) == []
+    assert not (project.folder / "data").exists(), "webserver and daemon work on no data root"
     assert not any("Traceback" in project.log(name).read_text() for name in codes)
 
 

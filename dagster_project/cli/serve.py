@@ -10,7 +10,7 @@ import click
 from dagster_project.cli.addresses import code_servers, refuse_port, shown
 from dagster_project.cli.options import OneOf, root_options
 from dagster_project.code_location import LOCATION
-from imagemill.domain.layout import DataRoot, local_path
+from imagemill.domain.layout import HOME_VARIABLE, DataRoot, local_path
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.session import Session
 from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
@@ -69,9 +69,12 @@ def webserver(
     text = _workspace_text(code, workspace)
     _refuse_no_history(root)
     refuse_port(host, port)
+    from dagster_project.internals.instance import serialized_history
     from dagster_project.service import ServiceSettings
 
-    settings = ServiceSettings(instance=_instance(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only)
+    settings = ServiceSettings(
+        instance=serialized_history(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only
+    )
     click.echo(f"imagemill: http://{shown(host)}:{port}")
     _run("webserver", root, settings, text)
 
@@ -84,9 +87,10 @@ def daemon(root: DataRoot, code: tuple[str, ...], workspace: str | None) -> None
     """Run sensors, schedules, queue and backfills of the history in $DAGSTER_HOME, else of the data root."""
     text = _workspace_text(code, workspace)
     _refuse_no_history(root)
+    from dagster_project.internals.instance import serialized_history
     from dagster_project.service import ServiceSettings
 
-    _run("daemon", root, ServiceSettings(instance=_instance(root)), text)
+    _run("daemon", root, ServiceSettings(instance=serialized_history(root)), text)
 
 
 @command.command("code")
@@ -103,15 +107,18 @@ def code(session: Session, port: int | None, host: str, socket: str | None) -> N
         raise WrongUsage("--port and --socket are both given", do="give one of them")
     sweep_state(root)
     from dagster_project.code_server import CodeServer
+    from dagster_project.internals.instance import serialized_instance
     from dagster_project.service import ServiceSettings
+    from resources.keys import NAME
 
+    location = NAME or LOCATION
     if socket:
-        server = CodeServer(location=LOCATION, socket_path=str(local_path(socket, "--socket")))
+        server = CodeServer(location=location, socket_path=str(local_path(socket, "--socket")))
     else:
-        server = CodeServer(location=LOCATION, host=host, port=port or CODE_PORT)
+        server = CodeServer(location=location, host=host, port=port or CODE_PORT)
         # Code servers share a port without an error, and each would answer a part of the requests.
         refuse_port(host, server.port)
-    settings = ServiceSettings(instance=_instance(root), code=server)
+    settings = ServiceSettings(instance=serialized_instance(root), code=server)
     click.echo(f"imagemill: code server on {socket or f'{shown(host)}:{server.port}'} over {root.path}")
     _run("code", root, settings)
 
@@ -170,16 +177,8 @@ def _workspace_text(code: tuple[str, ...], workspace: str | None) -> str:
 
 def _refuse_no_history(root: DataRoot) -> None:
     """Raise MissingInput if the history would be in a data root that does not exist."""
-    from dagster_project.internals.history_state import HOME_VARIABLE
-
     if not os.environ.get(HOME_VARIABLE):
         refuse_no_root(root)
-
-
-def _instance(root: DataRoot) -> str:
-    from dagster_project.internals.instance import serialized_instance
-
-    return serialized_instance(root)
 
 
 def _run(name: str, root: DataRoot, settings: "ServiceSettings", workspace: str = "") -> None:

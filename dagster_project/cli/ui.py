@@ -35,11 +35,12 @@ def command(session: Session, port: int, host: str, allowed: tuple[str, ...]) ->
     from dagster_project.internals.instance import environment_of, serialized_instance
     from dagster_project.service import SOCKET, ServiceSettings
     from dagster_project.supervisor import SERVICES, service_folder, supervise, workspace_of
+    from resources.keys import NAME
 
     instance = serialized_instance(root)
     click.echo(f"imagemill: http://{shown(host)}:{port} over {root.path}")
     with service_folder() as folder:
-        server = CodeServer(location=LOCATION, socket_path=str(folder / SOCKET))
+        server = CodeServer(location=NAME or LOCATION, socket_path=str(folder / SOCKET))
         settings = ServiceSettings(instance=instance, code=server, host=host, port=port, allowed_hosts=hosts)
         number = supervise(folder, settings, environment_of(root), names=SERVICES, workspace=workspace_of([server]))
     sys.exit(128 + number)
