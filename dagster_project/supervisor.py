@@ -1,7 +1,7 @@
 """Supervisor of services, which start and end together: the three of `imagemill ui`, or the one of `imagemill serve`.
 
     imagemill ui                           holds the writing end of a pipe
-    ├─ service code       its own session: code server, its child, the runs that the UI launches
+    ├─ service code       its own session: code server, its child, the runs that the UI launches; one for each data root
     ├─ service daemon     its own session
     └─ service webserver  its own session
 
@@ -30,9 +30,6 @@ from dagster_project.code_server import CodeServer
 from dagster_project.service import PIPE_VARIABLE, SETTINGS, WORKSPACE, ServiceSettings
 from imagemill.errors import ImagemillError
 
-# In the order in which they start.
-SERVICES = ("code", "daemon", "webserver")
-
 POLL_SECONDS = 0.2
 
 # Time before SIGKILL, enough to save the finished images of a running model call.
@@ -40,11 +37,26 @@ STOP_SECONDS = 8.0
 
 # SIGHUP is not handled, so that `nohup` keeps its meaning; it ends this process, and the pipe then ends the services.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LONGEST_BASE = 70
+_LONGEST_BASE = 68
 
 
 class ServiceEnded(ImagemillError, RuntimeError):
     """A service ended unexpectedly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """A service to be started.
+
+    Attributes:
+        name: a name that `dagster_project.service.serve` accepts.
+        settings: its settings.
+        environment: variables added to this process's.
+    """
+
+    name: str
+    settings: ServiceSettings
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +84,17 @@ def socket_folder() -> Path:
     )
 
 
-def start_service(name: str, folder: Path, environment: Mapping[str, str], pipe: int) -> Service:
-    """Start one service with the settings in a folder.
+def start_service(name: str, folder: Path, settings: str, environment: Mapping[str, str], pipe: int) -> Service:
+    """Start one service.
 
     Args:
         name: a name that `dagster_project.service.serve` accepts.
-        folder: folder of the settings.
+        folder: folder of the settings and of the workspace file.
+        settings: name of the file with the service's settings.
         environment: variables added to this process's.
         pipe: reading end of a pipe; the service ends when its writing end is closed.
     """
-    command = [sys.executable, "-P", "-m", "dagster_project.service", name, str(folder)]
+    command = [sys.executable, "-P", "-m", "dagster_project.service", name, str(folder), settings]
     variables = {**os.environ, **environment, **_search_path(folder), PIPE_VARIABLE: str(pipe)}
     return Service(name, subprocess.Popen(command, env=variables, pass_fds=[pipe], start_new_session=True))
 
@@ -110,34 +123,32 @@ def workspace_of(servers: Iterable[CodeServer]) -> str:
     return yaml.safe_dump({"load_from": [server.entry() for server in servers]})
 
 
-def supervise(
-    folder: Path, settings: ServiceSettings, environment: Mapping[str, str], *, names: Sequence[str], workspace: str
-) -> int:
+def supervise(folder: Path, plans: Sequence[ServicePlan], *, workspace: str) -> int:
     """Run services until a signal; return its number after all their processes have ended.
 
     Args:
         folder: private folder for the files that the services share.
-        settings: settings of the services.
-        environment: variables added to this process's.
-        names: the services, in the order in which they start.
+        plans: the services, in the order in which they start.
         workspace: text of the workspace file, which webserver and daemon read.
 
     Raises:
         ServiceEnded: if a service ended by itself. The others are ended first.
     """
-    (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
     (folder / WORKSPACE).write_text(workspace)
     reading, writing = os.pipe()
     services: list[Service] = []
+    servers = [plan.settings.code for plan in plans if plan.settings.code]
     with _signals() as received:
         try:
-            for name in names:
-                services.append(start_service(name, folder, environment, reading))
-                if name == "code" and settings.code:
-                    # The other services report an error of the code location if its server does not answer yet.
-                    _wait(services, received, settings.code.answers)
+            for number, plan in enumerate(plans):
+                if not plan.settings.code:
+                    # These services report an error of a code location whose server does not answer yet.
+                    _wait(services, received, lambda: all(server.answers() for server in servers))
                 if received:
                     return received[0]
+                name = SETTINGS.format(number)
+                (folder / name).write_bytes(msgspec.json.encode(plan.settings))
+                services.append(start_service(plan.name, folder, name, plan.environment, reading))
             _wait(services, received, lambda: False)
             return received[0]
         finally:

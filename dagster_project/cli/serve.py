@@ -184,8 +184,8 @@ def _refuse_no_history(root: DataRoot) -> None:
 def _run(name: str, root: DataRoot, settings: "ServiceSettings", workspace: str = "") -> None:
     """Run a service until a signal, and exit. SIGTERM is the usual end of a service, so its exit code is 0."""
     from dagster_project.internals.instance import environment_of
-    from dagster_project.supervisor import service_folder, supervise
+    from dagster_project.supervisor import ServicePlan, service_folder, supervise
 
     with service_folder() as folder:
-        number = supervise(folder, settings, environment_of(root), names=[name], workspace=workspace)
+        number = supervise(folder, [ServicePlan(name, settings, environment_of(root))], workspace=workspace)
     sys.exit(0 if number == signal.SIGTERM else 128 + number)
