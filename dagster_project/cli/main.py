@@ -1,6 +1,7 @@
 """`imagemill`: imports a command's module when it is called, so that `validate` and `explain` never load Dagster or torch.
 
-Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM.
+Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM,
+the latter the usual end of `serve`, with 0.
 """
 
 import gc
@@ -22,7 +23,7 @@ from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage,
 # In the order of the help.
 COMMANDS = (
     "run", "stage2", "shards", "withdraw", "preset", "stage-a", "validate", "verify", "scan", "import", "explain", "status",
-    "problems", "repair", "trust", "bench", "ui",
+    "problems", "repair", "trust", "bench", "ui", "serve",
 )  # fmt: skip
 
 # New objects before the youngest generation is collected, then collections of each generation before that of the next.

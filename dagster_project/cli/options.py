@@ -10,6 +10,7 @@ import click
 
 from imagemill.config import CONFIG_VARIABLE, use_configured_kinds
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot, local_path
+from imagemill.errors import WrongUsage
 from imagemill.pipeline.session import open_session
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ def _note(context: click.Context, option: click.Parameter, given: str | None) ->
     noted = context.meta.setdefault(__name__, {})
     noted[option.name] = given
     if noted.keys() == {"data_root", "config"} and not context.resilient_parsing:
-        root = DataRoot.resolve(noted["data_root"])
-        os.environ[ROOT_VARIABLE] = str(root.path)
-        if noted["config"]:
-            os.environ[CONFIG_VARIABLE] = str(local_path(noted["config"], "--config"))
-        use_configured_kinds(root)
+        _use(DataRoot.resolve(noted["data_root"]), noted["config"])
     return given
+
+
+def _use(root: DataRoot, config: str | None) -> None:
+    os.environ[ROOT_VARIABLE] = str(root.path)
+    if config:
+        os.environ[CONFIG_VARIABLE] = str(local_path(config, "--config"))
+    use_configured_kinds(root)
 
 
 def root_options(command: Command, *, opens: bool = True) -> Command:
@@ -62,6 +66,32 @@ def root_options(command: Command, *, opens: bool = True) -> Command:
             return command(session=session, **given)
 
     return with_root
+
+
+def all_roots(command: Command) -> Command:
+    """Add `--data-root`, which may repeat, and `--config` to a command, which gets `given: list[DataRoot]`.
+
+    The first root and the configuration file are also put into the environment, as by `root_options`.
+    """
+
+    @click.option(
+        "--data-root", multiple=True, metavar="DIR",
+        help="Data root (default: $IMAGEMILL_DATA_ROOT, else data/); may repeat for roots that share $DAGSTER_HOME.",
+    )  # fmt: skip
+    @click.option("--config", metavar="FILE", help="Configuration (default: imagemill.yaml in the data root).")
+    @wraps(command)
+    def with_roots(data_root: tuple[str, ...], config: str | None, **given: Any) -> Any:
+        roots = list(dict.fromkeys(DataRoot.resolve(each) for each in data_root or [None]))
+        if config and len(roots) > 1:
+            raise WrongUsage(
+                "--config with several data roots",
+                why="they would all have the same name and kinds",
+                do="write an imagemill.yaml into each data root",
+            )
+        _use(roots[0], config)
+        return command(given=roots, **given)
+
+    return with_roots
 
 
 class OneOf(click.ParamType):

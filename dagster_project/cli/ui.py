@@ -1,16 +1,25 @@
-"""`imagemill ui`: the Dagster UI over this data root's history."""
+"""`imagemill ui`: the Dagster UI over the history of one data root, or of several that share it."""
 
 import os
-import socket
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dagster_project.cli.options import root_options
+from dagster_project.cli.addresses import refuse_port, shown
+from dagster_project.cli.options import all_roots
+from dagster_project.code_location import LOCATION
+from imagemill.config import name_in_history
+from imagemill.domain.layout import HOME_VARIABLE, DataRoot
 from imagemill.errors import WrongUsage
-from imagemill.pipeline.session import Session
+from imagemill.pipeline.session import open_session
 from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
+
+if TYPE_CHECKING:
+    from dagster_project.code_server import CodeServer
 
 
 @click.command("ui")
@@ -23,39 +32,50 @@ from imagemill.web_guard import allowed_host
     metavar="NAME",
     help="Further name under which browsers may open it; may repeat. Always: localhost, 127.0.0.1, [::1], --host.",
 )
-@root_options
-def command(session: Session, port: int, host: str, allowed: tuple[str, ...]) -> None:
+@all_roots
+def command(given: list[DataRoot], port: int, host: str, allowed: tuple[str, ...]) -> None:
     """Open the UI: assets, partitions, checks, runs, backfills, sensors. Ends with Ctrl-C."""
     hosts = tuple(dict.fromkeys(allowed_host(name) for name in (host, *allowed)))
-    root = session.root
-    refuse_no_root(root)
-    refuse_read_only(root.state)
-    sweep_state(root)
-    _refuse_port(host, port)
+    if len(given) > 1 and not os.environ.get(HOME_VARIABLE):
+        raise WrongUsage(
+            "several data roots, and no history that they share",
+            do=f"set {HOME_VARIABLE} to the folder of their history, or give one --data-root",
+        )
+    roots = [_checked(root) for root in given]
+    refuse_port(host, port)
     from dagster_project.internals.instance import environment_of, serialized_instance
     from dagster_project.service import ServiceSettings
-    from dagster_project.supervisor import service_folder, supervise
+    from dagster_project.supervisor import ServicePlan, service_folder, supervise, workspace_of
 
-    settings = ServiceSettings(instance=serialized_instance(root), host=host, port=port, allowed_hosts=hosts)
-    click.echo(f"imagemill: http://{_shown(host)}:{port} over {root.path}")
-    with service_folder(settings) as folder:
-        number = supervise(folder, environment_of(root))
+    instance = [serialized_instance(root) for root in roots][-1]
+    click.echo(f"imagemill: http://{shown(host)}:{port} over {', '.join(str(root.path) for root in roots)}")
+    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts)
+    with service_folder() as folder:
+        servers = list(_servers(roots, folder))
+        plans = [
+            ServicePlan("code", ServiceSettings(instance=instance, code=server), environment_of(root))
+            for root, server in zip(roots, servers, strict=True)
+        ]
+        plans += [ServicePlan(name, web, environment_of(roots[0])) for name in ("daemon", "webserver")]
+        number = supervise(folder, plans, workspace=workspace_of(servers))
     sys.exit(128 + number)
 
 
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _checked(given: DataRoot) -> DataRoot:
+    """Return a data root with its recorded folders. Raises the errors of a root that the UI cannot serve."""
+    with open_session(given.path) as session:
+        root = session.root
+    refuse_no_root(root)
+    refuse_read_only(root.state)
+    sweep_state(root)
+    return root
 
 
-def _refuse_port(host: str, port: int) -> None:
-    """Raise WrongUsage if this process cannot listen there."""
-    try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.socket(family, kind, protocol) as trial:
-            if os.name == "posix":
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except OSError as error:
-        raise WrongUsage(
-            f"cannot listen on {_shown(host)}:{port}", why=error.strerror, do="give another --port or --host"
-        ) from error
+def _servers(roots: list[DataRoot], folder: Path) -> "Iterator[CodeServer]":
+    """Yield the code server of each root, on a socket in the folder."""
+    from dagster_project.code_server import CodeServer
+    from dagster_project.service import SOCKET
+
+    for number, root in enumerate(roots):
+        location = name_in_history(root) or LOCATION
+        yield CodeServer(location=location, socket_path=str(folder / SOCKET.format(number)))

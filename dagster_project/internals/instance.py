@@ -132,21 +132,42 @@ def _opened(home: Path, reference: InstanceRef) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def serialized_instance(root: DataRoot) -> str:
-    """Check that the history can be used, report runs of dead processes, and return its reference for other processes.
+@contextmanager
+def read_instance(root: DataRoot) -> Iterator[DagsterInstance]:
+    """Open the root's instance to read its history.
 
     Raises:
         NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
     """
     with disk_full_reported(root.path), history_errors(home_of(root)):
         home = prepare_home(root)
-        with environ(environment_of(root)):
-            reference = reference_of(home)
-            with _opened(home, reference) as instance:
-                _read_some(instance)
-                register_root(instance, root)
-                sweep(instance)
-            return serialize_value(reference)
+        with environ(environment_of(root)), _opened(home, reference_of(home)) as instance:
+            yield instance
+
+
+def serialized_instance(root: DataRoot) -> str:
+    """Check that the root can use the history, report its runs of dead processes, and return the history's reference.
+
+    Raises:
+        WrongUsage: if another root uses the history in such a way that this one must not.
+        NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
+    """
+    with read_instance(root) as instance:
+        _read_some(instance)
+        register_root(instance, root)
+        sweep(instance)
+        return serialize_value(instance.get_ref())
+
+
+def serialized_history(root: DataRoot) -> str:
+    """Check that the history can be read, and return its reference, for services that work on no data root.
+
+    Raises:
+        NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
+    """
+    with read_instance(root) as instance:
+        _read_some(instance)
+        return serialize_value(instance.get_ref())
 
 
 def _read_some(instance: DagsterInstance) -> None:

@@ -29,21 +29,24 @@ POLL_MS = 2_000
 SHUTDOWN_SECONDS = 2
 
 
-def run_webserver(reference: str, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str]) -> None:
+def run_webserver(
+    reference: str, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str], read_only: bool = False
+) -> None:
     """Serve the UI until SIGINT or SIGTERM.
 
     Args:
         reference: serialized reference of the instance.
-        workspace: path of the workspace file that names the code server.
+        workspace: path of the workspace file that names the code servers.
         host: address to listen on.
         port: port to listen on.
         allowed_hosts: names permitted in Host and Origin besides those of this machine.
+        read_only: whether runs, sensors and the history can be viewed but not changed.
     """
     setup_interrupt_handlers()
     with suppress(KeyboardInterrupt), DagsterInstance.from_ref(deserialize_value(reference, InstanceRef)) as instance:
         instance.optimize_for_webserver(STATEMENT_TIMEOUT_MS, POOL_RECYCLE_SECONDS, POOL_MAX_OVERFLOW)
         target = WorkspaceFileTarget([workspace])
-        with WorkspaceProcessContext(instance, target, version=__version__, read_only=False) as context:
+        with WorkspaceProcessContext(instance, target, version=__version__, read_only=read_only) as context:
             application = create_app_from_workspace_process_context(context, "", POLL_MS, lifespan=_lifespan)
             uvicorn.run(
                 WebGuard(application, allowed_hosts),  # pyright: ignore[reportArgumentType]

@@ -12,7 +12,8 @@ import dagster as dg
 import pytest
 
 from imagemill.domain.layout import DataRoot
-from tests.helpers.product import imagemill, photos
+from tests.helpers.product import imagemill, photos, start
+from tests.helpers.ui import Ui, free_port, wait_until
 
 KINDS = ["dinov3_npy", "t5_hidden", "vae_latents"]
 
@@ -192,3 +193,52 @@ def test_name_that_cannot_begin_a_key_is_refused(tmp_path, home, name):
     done = run(root, home)
     assert done.returncode == 2
     assert "name" in done.stderr
+
+
+ASSETS = """{ repositoriesOrError { ... on RepositoryConnection { nodes {
+    location { name } assetNodes { assetKey { path } }
+} } } }"""
+
+
+def test_ui_shows_each_root_in_a_location_of_its_own(tmp_path, home):
+    roots = [made(tmp_path / "animals", "animals"), made(tmp_path / "plain")]
+    port = free_port()
+    chosen = [word for root in roots for word in ("--data-root", root.path)]
+    process = start("ui", *chosen, "--port", port, DAGSTER_HOME=home)
+    try:
+        ui = Ui(f"http://127.0.0.1:{port}")
+        wait_until(
+            lambda: process.poll() is not None or found(ui).keys() == {"animals", "imagemill"}, 180, "both locations"
+        )
+        assert process.poll() is None, process.communicate()[0]
+        keys = found(ui)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "animals/vae_latents" in keys["animals"]
+    assert {key.removeprefix("animals/") for key in keys["animals"]} == keys["imagemill"]
+    assert all(key.startswith("animals/") for key in keys["animals"])
+
+
+def found(ui):
+    """Return the asset keys by location, as far as they are loaded."""
+    try:
+        nodes = ui.graphql(ASSETS)["repositoriesOrError"].get("nodes", ())
+    except OSError:
+        return {}
+    return {
+        each["location"]["name"]: {"/".join(node["assetKey"]["path"]) for node in each["assetNodes"]} for each in nodes
+    }
+
+
+def test_several_roots_of_a_ui_need_a_common_history(tmp_path):
+    roots = [made(tmp_path / name, name) for name in ("animals", "cars")]
+    chosen = [word for root in roots for word in ("--data-root", root.path)]
+
+    done = imagemill("ui", *chosen)
+    assert done.returncode == 2
+    assert "set DAGSTER_HOME to the folder of their history" in done.stderr
+    done = imagemill("ui", *chosen, "--config", tmp_path / "imagemill.yaml", DAGSTER_HOME=tmp_path / "history")
+    assert done.returncode == 2
+    assert "write an imagemill.yaml into each data root" in done.stderr

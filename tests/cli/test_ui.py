@@ -171,7 +171,7 @@ def test_service_that_dies_ends_the_others_and_is_named(tmp_path):
         daemon.kill()
         assert assert_ended(tmp_path, folder) == 1
     text = (tmp_path / "ui.log").read_text()
-    assert "the daemon service of the UI ended" in text
+    assert "the daemon service ended" in text
     assert "SIGKILL" in text
 
 

@@ -16,8 +16,8 @@ def test_socket_fits_where_the_temporary_folder_has_a_long_path(tmp_path, monkey
 
     folder = socket_folder()
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / SOCKET))
+        server.bind(str(folder / SOCKET.format(99)))
 
     assert folder.parent == Path("/tmp")
-    (folder / SOCKET).unlink()
+    (folder / SOCKET.format(99)).unlink()
     folder.rmdir()
