@@ -176,9 +176,11 @@ def test_every_service_has_a_health_check_and_the_history_where_logs_are_written
     assert all("history:/history" in service["volumes"] for service in services.values())
 
 
-def test_history_is_configured_as_imagemill_does_but_for_storage_and_launcher(project):
+def test_history_is_configured_as_imagemill_does_but_for_storage_launcher_and_queue(project):
     template = yaml.safe_load((PROJECT / "dagster_project" / "dagster.yaml").read_text())
     configured = yaml.safe_load(project.file["configs"]["dagster"]["content"])
+    template["concurrency"] = {"pools": {"granularity": "run"}}
+    template["run_coordinator"]["config"]["max_concurrent_runs"] = 4
 
     assert configured.keys() - template.keys() == {"compute_logs", "run_launcher", "retention"}
     assert {name for name in template if configured.get(name) != template[name]} == {"storage"}

@@ -1,7 +1,7 @@
 """`imagemill`: imports a command's module when it is called, so that `validate` and `explain` never load Dagster or torch.
 
-Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM,
-the latter the usual end of `serve`, with 0.
+Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and 143 interrupted by SIGINT and SIGTERM.
+`imagemill serve` gives 0 after SIGTERM.
 """
 
 import gc
