@@ -15,6 +15,7 @@ from dagster_project.jobs import (
     roll_back_to_stage1,
     verify_stage2_files,
 )
+from dagster_project.resume import resume_missing
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
 
@@ -27,7 +28,7 @@ def build_definitions(resources: Resources) -> dg.Definitions:
     return dg.Definitions(
         assets=assets,
         asset_checks=[*checks, *KIND_CHECKS],
-        jobs=[embed_images, embed_range, publish_shards, verify_stage2_files, roll_back_to_stage1],
+        jobs=[resume_missing, embed_images, embed_range, publish_shards, verify_stage2_files, roll_back_to_stage1],
         sensors=[new_images, configured_presets, found_missions],
         resources=resources,
         # The multiprocess executor costs seconds per step, and its children outlive a killed run.

@@ -15,11 +15,13 @@ import msgspec
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
-from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB
+from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, RESUME_JOB
+from dagster_project.internals.runs import sweep
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.owners import use
 from imagemill.inputs.row_captions import images_below
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.presets.preset_config import read_presets
@@ -62,6 +64,7 @@ def new_images(
     The cursor names the latest embedding run whose records and shards were requested, and the state of `approved/`, ledger and
     configuration in which a tick had nothing left to request: in that state, a tick lists `approved/` and ends.
     """
+    _sweep(context.instance, data_root)
     working, newest = _embedding_runs(context.instance)
     cursor = _Cursor.read(context.cursor)
     if working:
@@ -71,6 +74,13 @@ def new_images(
         yield _publish(newest.run_id, excluding=data_root.session.config.near_duplicates.exclude)
     else:
         yield from _embed(context, data_root, cursor)
+
+
+def _sweep(instance: dg.DagsterInstance, data_root: DataRootResource) -> None:
+    """Report the runs of dead processes as ended. A root without lock files has had none."""
+    if (owners := data_root.root().owners).is_dir():
+        use(owners)
+        sweep(instance)
 
 
 class _Cursor(msgspec.Struct, frozen=True):
@@ -103,17 +113,19 @@ class _Cursor(msgspec.Struct, frozen=True):
 def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
     """Return an active embedding run, and the newest one that has ended, of this sensor or launched in the UI.
 
-    Runs of the command line are left out, because a command writes records and shards itself if requested.
+    Runs of the command line are left out, because a command writes records and shards itself if requested. So does
+    `resume_missing`, unless it is stopped.
     """
     working = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY)))
     ended = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_ENDED), limit=LATEST_RUNS))
-    return next(working, None), next(ended, None)
+    unpublished = (run for run in ended if not (run.job_name == RESUME_JOB and run.is_success))
+    return next(working, None), next(unpublished, None)
 
 
 def _is_awaited(run: dg.DagsterRun) -> bool:
     kinds = {asset_key(spec.kind) for spec in embedding_specs()}
     embeds = run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not kinds.isdisjoint(run.asset_selection or ())
-    return embeds and is_of_this_root(run) and not is_command_line_run(run)
+    return is_of_this_root(run) and (run.job_name == RESUME_JOB or (embeds and not is_command_line_run(run)))
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
@@ -194,7 +206,11 @@ def _run_key(part: KeyRange, ids: list[str], scan: Scan, ledger: Ledger) -> str:
     description="Datasets and presets that presets.yaml names become partitions, to be materialised when you like.",
 )
 def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
-    """Register partitions for the datasets and presets in the file. No run is started: rescaling is requested by a person."""
+    """Register partitions for the datasets and presets in the file. No run is started: rescaling is requested by a person.
+
+    This sensor is always on, so it also reports the runs of dead processes as ended.
+    """
+    _sweep(context.instance, data_root)
     place = public_data(data_root)
     new = register_presets(context.instance, read_presets(place.presets_yaml))
     return dg.SkipReason(f"{new} new partitions of {place.presets_yaml}")

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
@@ -38,7 +38,7 @@ from dagster._utils.interrupts import capture_interrupts
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
-from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, PARENT_TAG, is_orphan, owner_of_run
 from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import range_tags
 from resources.keys import NAME, asset_key, check_name, is_of_this_root, name_of_op
@@ -159,6 +159,7 @@ def run_here(
     job: str = IMPLICIT_ASSET_JOB_NAME,
     partition_range: tuple[str, str] | None = None,
     deferred: bool = False,
+    parent: dg.DagsterRun | None = None,
     module: str = MODULE,
     attribute: str = ATTRIBUTE,
     location: str = NAME or LOCATION,
@@ -176,6 +177,7 @@ def run_here(
         job: a job of the definitions, which runs as a whole if there are no assets.
         partition_range: first and last partition key, in order of registration.
         deferred: whether the assets report their own events (`resources.dagster_internals.events`).
+        parent: run whose step executes this one; if it is terminated, this one is interrupted.
         module: module of the definitions.
         attribute: name of the definitions in their module.
         location: name of the code location in workspace.yaml, for re-execution.
@@ -189,10 +191,11 @@ def run_here(
         given = {
             **(DEFER if deferred else {}),
             **(range_tags(*partition_range) if partition_range else {}),
+            **({PARENT_TAG: parent.run_id} if parent else {}),
             **(tags or {}),
         }
         run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})})
-        with _watched(instance, run.run_id):
+        with _watched(instance, [run.run_id, *([parent.run_id] if parent else [])]):
             try:
                 result = execute_run(reconstructable, run, instance)
             except BaseException:
@@ -264,8 +267,8 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Interrupt the main thread if the run is terminated or deleted, and again if Python dropped an interrupt.
+def _watched(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Iterator[None]:
+    """Interrupt the main thread if one of the runs is terminated or deleted, and again if Python dropped an interrupt.
 
     The UI can only write a termination into the history, because it cannot reach this process.
     """
@@ -276,7 +279,7 @@ def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
         while not over.wait(WATCH_SECONDS):
             again = bool(dropped)
             dropped.clear()
-            if again or (not interrupted and _is_stopped(instance, run_id)):
+            if again or (not interrupted and any(_is_stopped(instance, run_id) for run_id in run_ids)):
                 interrupted = True
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -315,6 +318,27 @@ def _dropped_interrupts() -> Iterator[list[object]]:
         yield dropped
     finally:
         sys.unraisablehook = before
+
+
+def free_pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Give up the places in pools that a step of this run holds, for its nested runs.
+
+    Needed where `dagster.yaml` does not set `concurrency.pools.granularity: run`: each step then takes a place by itself.
+    """
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
+
+def end_as_interrupted(instance: dg.DagsterInstance, run: dg.DagsterRun, nested: dg.DagsterRun) -> NoReturn:
+    """End the step of a run whose nested run was interrupted: the run ends CANCELED if the nested one did, else FAILURE.
+
+    Raises:
+        DagsterExecutionInterruptedError: always.
+    """
+    current = instance.get_run_by_id(run.run_id)
+    if nested.status in _STOPPED and current and not current.is_finished and current.status not in _STOPPED:
+        instance.report_run_canceling(current)
+    raise DagsterExecutionInterruptedError
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:
