@@ -12,7 +12,7 @@ import dagster as dg
 
 from assets.partitions import GPU_POOL
 from dagster_project.internals.coordinator import RESUME_JOB
-from dagster_project.internals.runs import end_as_interrupted, free_pools
+from dagster_project.internals.runs import end_with_nested, free_pools
 from dagster_project.snapshot import Ended, Unchanged, settled_snapshot, write_snapshot
 from dagster_project.summary import OTHER_INPUTS, summary_lines
 from dagster_project.work import CommandSession, open_command
@@ -50,21 +50,20 @@ def make_missing(context: dg.OpExecutionContext, config: ResumeConfig, data_root
         _end(context, Unchanged(session, snapshot), snapshot.status)
         return
     with open_command(session, parent=context.run) as work:
-        _embed_and_publish(work, config)
-        if work.interrupted:
-            end_as_interrupted(work.instance, context.run, work.outcomes[-1].run)
+        _embed_and_publish(work, context.run, config)
         status = read_status(session, work.embedded)
         write_snapshot(work, status, everything=not given)
     _end(context, work, status)
 
 
-def _embed_and_publish(work: CommandSession, config: ResumeConfig) -> None:
+def _embed_and_publish(work: CommandSession, run: dg.DagsterRun, config: ResumeConfig) -> None:
     passes = Passes.named([])
     work.embed(passes, limit=config.limit, ids=config.only, packs=True)
-    if not work.interrupted:
-        work.publish(passes)
-    if not work.interrupted:
-        work.end_former_names()
+    if work.outcomes:
+        end_with_nested(work.instance, run, work.outcomes[-1])
+    work.publish(passes)
+    end_with_nested(work.instance, run, work.outcomes[-1])
+    work.end_former_names()
 
 
 def _end(context: dg.OpExecutionContext, work: Ended, status: Status) -> None:

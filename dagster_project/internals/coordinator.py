@@ -49,18 +49,18 @@ class DeferCoordinator(QueuedRunCoordinator):
         return super().submit_run(context)
 
     def cancel_run(self, run_id: str) -> bool:
-        """Terminate a run, and before it the run that it executes as a nested one.
+        """Terminate a run.
 
-        The process of a command line run, and of a nested run, reads the termination from the history.
+        The process of a command line run reads the termination from the history, and so does one that executes a nested run: it
+        ends that run first. Only the process knows whether its nested run has just ended.
         """
         run = self._instance.get_run_by_id(run_id)
         nested = [] if run is None or run.is_finished else self._nested(run_id)
         if run is None or run.is_finished or not (nested or is_command_line_run(run)):
             return super().cancel_run(run_id)
-        for stopped in (*nested, run):
-            self._instance.report_run_canceling(stopped)
-            if is_orphan(stopped):
-                self._instance.report_run_canceled(stopped, "The process of this run was gone already.")
+        self._instance.report_run_canceling(run)
+        for dead in filter(is_orphan, (*nested, run)):
+            self._instance.report_run_canceled(dead, "The process of this run was gone already.")
         return True
 
     def _nested(self, run_id: str) -> Sequence[dg.DagsterRun]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
@@ -195,13 +195,14 @@ def run_here(
             **(tags or {}),
         }
         run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})})
-        with _watched(instance, [run.run_id, *([parent.run_id] if parent else [])]):
+        with _watched(instance, run.run_id, parent):
             try:
                 result = execute_run(reconstructable, run, instance)
             except BaseException:
                 with suppress(Exception):  # the history itself may be unwritable
                     _report_failed(instance, run.run_id, "the run could not be executed")
                 raise
+        _end_canceling(instance, run.run_id)
     return _outcome(instance, run.run_id, result.all_events, signals)
 
 
@@ -267,8 +268,8 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _watched(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Iterator[None]:
-    """Interrupt the main thread if one of the runs is terminated or deleted, and again if Python dropped an interrupt.
+def _watched(instance: dg.DagsterInstance, run_id: str, parent: dg.DagsterRun | None) -> Iterator[None]:
+    """Interrupt the main thread if the run or its parent is terminated or deleted, and again if Python dropped an interrupt.
 
     The UI can only write a termination into the history, because it cannot reach this process.
     """
@@ -279,7 +280,7 @@ def _watched(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Iterator[N
         while not over.wait(WATCH_SECONDS):
             again = bool(dropped)
             dropped.clear()
-            if again or (not interrupted and any(_is_stopped(instance, run_id) for run_id in run_ids)):
+            if again or (not interrupted and (is_stopped(instance, run_id) or _ends_with(instance, run_id, parent))):
                 interrupted = True
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -293,7 +294,25 @@ def _watched(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Iterator[N
             watcher.join()
 
 
-def _is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
+def _ends_with(instance: dg.DagsterInstance, run_id: str, parent: dg.DagsterRun | None) -> bool:
+    """Return whether the parent is terminated or deleted; its nested run is then reported as being terminated."""
+    if parent is None or not is_stopped(instance, parent.run_id):
+        return False
+    with suppress(Exception):  # of a locked database: the run then ends FAILURE
+        if (run := instance.get_run_by_id(run_id)) and not run.is_finished:
+            instance.report_run_canceling(run)
+    return True
+
+
+def _end_canceling(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Report a run as terminated that was ended before it could be interrupted."""
+    run = instance.get_run_by_id(run_id)
+    if run and run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run)
+
+
+def is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Return whether a run is terminated or deleted."""
     try:
         run = instance.get_run_by_id(run_id)
     except Exception:  # a locked database is read again a second later
@@ -329,16 +348,17 @@ def free_pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
 
-def end_as_interrupted(instance: dg.DagsterInstance, run: dg.DagsterRun, nested: dg.DagsterRun) -> NoReturn:
-    """End the step of a run whose nested run was interrupted: the run ends CANCELED if the nested one did, else FAILURE.
+def end_with_nested(instance: dg.DagsterInstance, run: dg.DagsterRun, nested: RunOutcome) -> None:
+    """End the step of a run that was terminated, or whose nested run was: then the run ends CANCELED too.
 
     Raises:
-        DagsterExecutionInterruptedError: always.
+        DagsterExecutionInterruptedError: if either run was terminated, or if the process was interrupted.
     """
-    current = instance.get_run_by_id(run.run_id)
-    if nested.status in _STOPPED and current and not current.is_finished and current.status not in _STOPPED:
-        instance.report_run_canceling(current)
-    raise DagsterExecutionInterruptedError
+    terminated = is_stopped(instance, run.run_id)
+    if not terminated and nested.run.status in _STOPPED:
+        instance.report_run_canceling(run)
+    if terminated or nested.run.status in _STOPPED or nested.signal:
+        raise DagsterExecutionInterruptedError
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:
