@@ -193,7 +193,7 @@ def test_tick_without_news_lists_only_the_images(data_root, instance, still, mon
         raise AssertionError("planned without news")
 
     with monkeypatch.context() as without:
-        without.setattr(sensors, "all_jobs", refuse)
+        without.setattr(sensors, "plans_for", refuse)
         requests, skipped, again = tick(data_root, instance, cursor)
     assert (requests, skipped, again) == ([], "nothing new among 3 images", cursor)
 
@@ -239,7 +239,7 @@ def test_new_images_come_before_those_that_are_only_regenerated(data_root, insta
     photos(data_root.approved, 4)
     assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
     with open_session(data_root.path) as session:
-        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another"))
+        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another", facts={}))
     (data_root.derived / "vae_latents" / "photo0002.npy").unlink()
     picture(data_root.approved / "a_new.png")
 
@@ -255,7 +255,7 @@ def test_image_with_a_missing_file_is_urgent_and_one_under_regeneration_is_not(d
     assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
     (data_root.derived / "vae_latents" / "photo0002.npy").unlink()
     with open_session(data_root.path) as session:
-        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another"))
+        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another", facts={}))
         inventory = session.inventory()
         plans = plans_for(embedding_specs(), list(inventory.scan.sources), inventory, session.ledger)
 
