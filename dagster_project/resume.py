@@ -27,6 +27,7 @@ from io_managers.refusals import not_arrived
 from resources.dagster_internals.events import ExplainedFailure, claim_run, images_failed
 from resources.dagster_internals.tags import MAX_RETRIES_TAG
 from resources.data_root import DataRootResource
+from resources.keys import ROOT_TAGS
 
 
 class ResumeConfig(dg.Config, ResumeOptions):
@@ -92,7 +93,7 @@ def image_problems(status: Status) -> list[InputProblem]:
 
 @dg.job(
     name=RESUME_JOB,
-    tags={MAX_RETRIES_TAG: "0"},  # a retry would meet the same images
+    tags={MAX_RETRIES_TAG: "0", **ROOT_TAGS},  # a retry would meet the same images
     description=(
         "Embed every image whose files are missing, invalid or stale, then write records and the shards that changed, as "
         "`imagemill run` does. Needs no configuration; the finished work of a terminated or killed run is kept. Fails at its end "

@@ -27,7 +27,8 @@ def tick(path: str, *, idle: bool) -> float:
     with open_instance(DataRoot.resolve(path)) as instance:
         if idle:
             with open_session(path) as session:
-                _ = session.ledger
+                _ = session.ledger  # created, and closed before its state is read
+            with open_session(path) as session:
                 cursor = json.dumps({"idle": idle_state(session, session.look())})
         for _ in range(2):
             began = time.process_time()
