@@ -30,7 +30,7 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, ids_of, plans_for
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
-from imagemill.store.ledger import FROM_METADATA, Ledger
+from imagemill.store.ledger import ACCEPTED, FROM_METADATA, Ledger
 from imagemill.store.ledger.database import state_of_files
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
@@ -170,7 +170,10 @@ def _embed(
         context.update_cursor(msgspec.structs.replace(cursor, idle=None).text)
         yield from _requests(context, session.ledger, scan, new)
         return
-    yield from _embed_registered(context, data_root, cursor, state, end)
+    # In the state of the last tick, it has recorded all captions.
+    is_surveyed = cursor.after is not None and cursor.state == state and not session.reading.renames(ACCEPTED)
+    inventory = looked if is_surveyed else session.inventory()
+    yield from _embed_registered(context, data_root, inventory, cursor, state, end)
 
 
 def idle_state(session: Session, looked: Inventory) -> str:
@@ -180,15 +183,19 @@ def idle_state(session: Session, looked: Inventory) -> str:
 
 
 def _embed_registered(
-    context: dg.SensorEvaluationContext, data_root: DataRootResource, cursor: _Cursor, state: str, end: float
+    context: dg.SensorEvaluationContext,
+    data_root: DataRootResource,
+    inventory: Inventory,
+    cursor: _Cursor,
+    state: str,
+    end: float,
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     """Plan images in order of their ids, from the one at which the last tick stopped, until `end`; request runs.
 
     Images of which only files under regeneration are left come last.
     """
     session = data_root.session
-    ledger, inventory = session.ledger, session.inventory()
-    scan = inventory.scan
+    ledger, scan = session.ledger, inventory.scan
     if cursor.after is None and (vanished := len(ledger.source_ids() - scan.sources.keys())):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")

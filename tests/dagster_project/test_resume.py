@@ -20,6 +20,7 @@ from dagster_project.internals.runs import sweep
 from dagster_project.resume import make_missing
 from imagemill.domain.embedding_specs import embedding_specs
 from resources.dagster_internals.events import OWNER_TAG, PARENT_TAG
+from resources.keys import ROOT_TAG
 from tests.helpers.product import PROJECT, SEARCH_PATH, imagemill, photos
 from tests.helpers.ui import STUBBED, wait_until
 from tests.helpers.wiring import QUIET, failure_of, stub_every_kind
@@ -217,11 +218,11 @@ class Resuming:
         "    print(job.execute_in_process(instance=instance, raise_on_error=False).success)\n"
     )
 
-    def __init__(self, root):
+    def __init__(self, root, sleep=0.3):
         path = os.pathsep.join([str(STUBBED), SEARCH_PATH])
         self.process = subprocess.Popen(
             [sys.executable, "-c", self.PROGRAM], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **environment_of(root), "PYTHONPATH": path, "IMAGEMILL_STUB_SLEEP": "0.3"},
+            env={**os.environ, **environment_of(root), "PYTHONPATH": path, "IMAGEMILL_STUB_SLEEP": str(sleep)},
         )  # fmt: skip
 
     def end(self):
@@ -250,6 +251,21 @@ def runs_of(instance):
     parent, nested = sorted(instance.get_runs(), key=lambda run: PARENT_TAG in run.tags)
     assert (parent.job_name, nested.tags[PARENT_TAG]) == (RESUME_JOB, parent.run_id)
     return parent, nested
+
+
+def test_nested_runs_of_a_root_with_a_name_are_those_of_that_root(data_root, monkeypatch, tmp_path):
+    """Keys, tags and code location. Spec: docs/spec/conventions.md#several-data-roots"""
+    photos(data_root.approved, 3)
+    data_root.config_file.write_text("name: animals\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "history"))
+    assert "True" in Resuming(data_root, sleep=0).end()
+
+    with dg.DagsterInstance.get() as instance:
+        parent, embedding, publishing = reversed(instance.get_runs())
+    assert {run.tags[ROOT_TAG] for run in (parent, embedding, publishing)} == {"animals"}
+    assert embedding.asset_selection == {dg.AssetKey(["animals", spec.kind]) for spec in embedding_specs()}
+    assert {run.remote_job_origin.location_name for run in (embedding, publishing)} == {"animals"}
+    assert publishing.tags[PARENT_TAG] == parent.run_id
 
 
 def test_terminate_ends_the_nested_run_then_the_outer_one(data_root, resuming):

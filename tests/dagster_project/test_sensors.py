@@ -23,7 +23,7 @@ from dagster_project.resume import resume_missing
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.fs.owners import owner_name, use
 from imagemill.inputs.scan import scan_approved
-from imagemill.pipeline.session import open_session
+from imagemill.pipeline.session import Session, open_session
 from imagemill.pipeline.stage2.plan import ids_of, plans_for
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.provenance import ModelIdentity
@@ -280,6 +280,19 @@ def test_tick_that_takes_too_long_stops_and_the_next_continues_at_its_cursor(dat
     assert json.loads(cursor)["idle"], "the whole folder has been planned in one state"
     monkeypatch.setattr(sensors, "plans_for", None)
     assert tick(data_root, instance, cursor)[1] == "nothing new among 5 images"
+
+
+def test_tick_that_continues_in_the_same_state_reads_no_captions_again(data_root, instance, still, monkeypatch):
+    photos(data_root.approved, 5)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    monkeypatch.setattr(sensors, "PLANNED_AT_ONCE", 1)
+    monkeypatch.setattr(sensors, "TICK_SECONDS", 0.0)
+    cursor = None
+    for _ in range(3):  # the first one may change the ledger
+        _, _, cursor = tick(data_root, instance, cursor)
+    monkeypatch.setattr(Session, "inventory", None)
+
+    assert "up to photo0003" in tick(data_root, instance, cursor)[1]
 
 
 def test_work_that_a_later_tick_finds_is_requested(data_root, instance, still, monkeypatch):
