@@ -13,7 +13,7 @@ approved_images = dg.AssetSpec(
     owners=["team:imagemill"],
     description=(
         "One partition per image of `approved/`, of a format of `inputs.formats`, at its top level, its caption beside it as "
-        "`{image_id}.txt`. Read only. New files become partitions through `imagemill run` or the sensor, and count as "
-        "materialized once they were opened; `imagemill explain ID` shows why one is not."
+        "`{image_id}.txt`. Read only. New files become partitions through `imagemill run`, the job `resume_missing` or the "
+        "sensor, and count as materialized once they were opened; `imagemill explain ID` shows why one is not."
     ),
 )

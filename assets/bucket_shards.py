@@ -6,7 +6,6 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.near_duplicates import near_duplicates
 from assets.partitions import buckets, ranged_asset
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.fs.atomic import sweep_temporaries
@@ -26,7 +25,7 @@ class ShardConfig(dg.Config, ShardOptions):
 
 
 @ranged_asset(
-    deps=[stage2_jsonl, near_duplicates],
+    deps=[stage2_jsonl],
     partitions_def=buckets,
     io_manager_key="tar_io",
     group_name="shards",
@@ -36,7 +35,10 @@ class ShardConfig(dg.Config, ShardOptions):
 def bucket_shards(
     context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
 ) -> Iterator[dg.Output[Leased]]:
-    """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current."""
+    """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current.
+
+    The job `resume_missing` packs every bucket whose samples changed, after it has made what is missing.
+    """
     if config.dry_run:
         _rehearse(context, config, data_root)
     else:

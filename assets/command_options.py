@@ -19,11 +19,17 @@ class ImageOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         up_to: only images whose id sorts at or before this one.
+        ids: only these images, if there are any.
         extract_only: extract vectors from Stage 1 records; load no model.
     """
 
     up_to: str | None = None
+    ids: frozenset[str] = frozenset()
     extract_only: bool = False
+
+    def includes(self, image_id: str) -> bool:
+        """Return whether an image of the run's range is one of its images."""
+        return (self.up_to is None or image_id <= self.up_to) and (not self.ids or image_id in self.ids)
 
 
 class RecordOptions(msgspec.Struct, frozen=True):

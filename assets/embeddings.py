@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.approved_images import approved_images
 from assets.command_options import ImageOptions, read_options
-from assets.partitions import IMAGES_PER_RUN, images, ranged_asset
+from assets.partitions import GPU_POOL, IMAGES_PER_RUN, images, ranged_asset
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.models import CAPTIONER
@@ -60,11 +60,13 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
         partitions_def=images,
         backfill_policy=dg.BackfillPolicy.multi_run(IMAGES_PER_RUN),
         io_manager_key="npy_io",
+        pool=GPU_POOL,
         group_name="stage2",
         tags={STREAMED_TAG: ""},
         kinds={"numpy", "pytorch"},
         description=f"{spec.description} The model is `encoders.{spec.kind}` of imagemill.yaml, such as `{spec.default_model}`; "
-        "without it, a preview model with random weights. `model` below is the one that made the latest file.",
+        "without it, a preview model with random weights. `model` below is the one that made the latest file. "
+        "Missing files of scattered images are made by the job `resume_missing` in one run, with records and shards.",
         metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype},
     )
     def embedding(
@@ -77,7 +79,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
     ) -> Leased:
         given, session = read_options(context, ImageOptions), data_root.session
         root, ledger, run_id = session.root, session.ledger, context.run.run_id
-        ids = [i for i in context.partition_keys if given.up_to is None or i <= given.up_to]
+        ids = [i for i in context.partition_keys if given.includes(i)]
         if config.regenerate:
             regenerate(ledger, spec.kind, run_id, encoders.identify(spec))
             refresh(root, ledger)

@@ -21,6 +21,9 @@ buckets = dg.StaticPartitionsDefinition(list(BUCKETS))
 # Maximum number of images in the range of a run: 0.3 ms of bookkeeping per image instead of one run per image.
 IMAGES_PER_RUN = 8192
 
+# Pool of the runs that load models: in a queue with several places, one of them at a time.
+GPU_POOL = "gpu"
+
 # Public datasets; base presets, `<dataset>/<preset>`; and presets with coordinates: base presets in place, and derived presets
 # with a limit on objects.
 datasets = _dynamic("datasets")

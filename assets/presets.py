@@ -6,6 +6,7 @@ raw_dataset <dataset>  ─▶  rescale_preset <dataset>/<preset>  ─▶  derive
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 
@@ -23,6 +24,7 @@ from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.public_data import PublicData
 from io_managers.figures import with_units
 from io_managers.hardlink import CLAIM, Coord
+from io_managers.table_schemas import COLUMN_SCHEMA, PRESET_COLUMNS, ROW_COUNT, column_schema
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 
@@ -132,7 +134,7 @@ def _record(ledger: Ledger, key: str, plan: RescalePlan, report: RescaleReport) 
     ledger.replace_problems(RESCALE, problems, lambda problem: problem.item.startswith(checked))
 
 
-def _metadata(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.MetadataValue | int | str]:
+def _metadata(plan: RescalePlan, report: RescaleReport) -> Mapping[str, Any]:
     splits = {
         f"{split} {name}": value
         for split, of in report.splits.items()
@@ -143,7 +145,9 @@ def _metadata(plan: RescalePlan, report: RescaleReport) -> Mapping[str, dg.Metad
     sheet = write_preset_sheet(plan.dataset, plan.preset, plan.preset.splits()[0])
     pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
     counts = {**with_units(report.counts, "images"), **splits, "turned by viewers (images)": report.turned}
-    return {**counts, "path": path, **pages}
+    rows = sum(of["records"] for of in report.splits.values())
+    table = {ROW_COUNT: rows, COLUMN_SCHEMA: column_schema(PRESET_COLUMNS)}
+    return {**counts, "path": path, **table, **pages}
 
 
 @asset(

@@ -23,7 +23,8 @@ from resources.encoders import Encoders
 def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Leased:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.
 
-    Built from the ledger, without opening images that an earlier pass has opened.
+    Built from the ledger, without opening images that an earlier pass has opened. The job `resume_missing` makes
+    missing embeddings first.
     """
     session, given = data_root.session, read_options(context, RecordOptions)
     ledger = session.ledger

@@ -12,7 +12,7 @@ Spec: docs/spec/stage-a.md#work
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -245,11 +245,21 @@ def stage_a_groups(
         context.log_event(event)
     if merged.exit_code:
         raise ExplainedFailure(nothing_written(found, merged), _pages(found, merged))
+    _forget_ranks(context.instance, mission, {plan.ranks.world_size, data_root.session.config.stage_a_ranks})
     for line in late_ranks(merged):
         print(f"stage-a {mission}: {line}", file=sys.stderr)
     path = dg.MetadataValue.path(str(output_file(output, mission)))
     counts = with_units(counts_of(found, merged), "groups", missing_ranks="ranks", rank_files_removed="files")
     return dg.MaterializeResult(metadata={**counts, **_pages(found, merged), "path": path, **model_metadata})
+
+
+def _forget_ranks(instance: dg.DagsterInstance, mission: str, kept: Container[int]) -> None:
+    """Delete the partitions of a mission's ranks of other world sizes, which would be shown as missing."""
+    assert ranks.name
+    for key in instance.get_dynamic_partitions(ranks.name):
+        match = _KEY.fullmatch(key)
+        if match and match["mission"] == mission and int(match["world"]) not in kept:
+            instance.delete_dynamic_partition(ranks.name, key)
 
 
 def _wait(plan: StageAPlan, output: Path, given: RankOptions) -> list[int]:

@@ -27,6 +27,7 @@ SIDE = 64
 PER_FOLDER = 100
 FULL = 60_000
 SCAN_RATIO, ROWS, ROWS_MB = 3.0, 1_000_000, 500.0
+NAMES, LISTED_SECONDS = 1_000_000, 25.0
 BYTES_PER_IMAGE = 60_000
 
 
@@ -34,12 +35,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--rows", type=int, default=ROWS, help="rows of the largest metadata file")
+    parser.add_argument("--names", type=int, default=NAMES, help="names of images in the folder that a sensor lists")
     arguments = parser.parse_args()
-    with scratch(in_memory_bytes=BYTES_PER_IMAGE * arguments.images) as folder:
+    with scratch(in_memory_bytes=BYTES_PER_IMAGE * arguments.images + 4096 * arguments.names) as folder:
         reached = [
             *_scanned(folder, arguments.images // 2),
             *_run(folder, arguments.images),
             *_long(folder, arguments.rows),
+            *_listed(folder, arguments.names),
         ]
     return 0 if all(reached) else 1
 
@@ -115,6 +118,21 @@ def _edited(root: DataRoot) -> int:
 
 
 # ---- a long metadata file
+
+
+def _listed(folder: Path, count: int) -> Iterator[bool]:
+    """Measure a tick of the sensor that lists many names and finds no news. The files are empty, because it opens none."""
+    root = DataRoot(folder / "listed")
+    root.approved.mkdir(parents=True)
+    for number in range(count):
+        os.close(os.open(root.approved / f"photo{number:07d}.jpg", os.O_CREAT | os.O_WRONLY))
+    print(f"\n{count:,} names of images", flush=True)
+    began = time.process_time()
+    with os.scandir(root.approved) as entries:
+        for entry in entries:
+            entry.stat()
+    line_of("scandir and stat", time.process_time() - began)
+    yield line_of("sensor tick, nothing new", tick_seconds(root, "--idle"), LISTED_SECONDS)
 
 
 def _long(folder: Path, rows: int) -> Iterator[bool]:

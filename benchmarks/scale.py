@@ -168,8 +168,8 @@ def limit_seconds(root: DataRoot, folders: Iterable[Path]) -> float:
     return time.process_time() - began
 
 
-def tick_seconds(root: DataRoot) -> float:
-    words = [sys.executable, "-m", "benchmarks.common.tick", str(root.path)]
+def tick_seconds(root: DataRoot, *options: str) -> float:
+    words = [sys.executable, "-m", "benchmarks.common.tick", str(root.path), *options]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
     done = subprocess.run(words, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])

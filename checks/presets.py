@@ -1,11 +1,15 @@
 """Checks of public datasets: every line of raw records and of presets by the validator's rules, and the first images."""
 
+from pathlib import Path
+
 import dagster as dg
 
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from imagemill.pipeline.presets.preset_config import split_key
+from imagemill.pipeline.presets.rescale_plan import changed_splits
+from imagemill.store.public_data import MANIFEST, Dataset, PresetDir
 from imagemill.validation.validator import validate, validate_preset
-from io_managers.check_results import as_result
+from io_managers.check_results import SHOWN, as_result
 from resources.data_root import DataRootResource
 
 # Tags of a run over partitions: its one key, or the ends of its range.
@@ -34,14 +38,50 @@ def derived_valid(context: dg.AssetCheckExecutionContext, data_root: DataRootRes
     return _presets_valid(context, data_root, coord_is_due=False)
 
 
+def _current_check(asset: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
+    """Return the check that compares presets with their raw records.
+
+    The data version of raw records cannot show this: the partitions of a preset depend on all datasets.
+    """
+
+    @dg.asset_check(
+        asset=asset,
+        name="raw_current",
+        description="The preset was made from the raw records as they are now, by the fingerprints in its manifest.",
+    )
+    def raw_current(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> dg.AssetCheckResult:
+        folders = _folders(context, data_root)
+        changed = [
+            f"{folder.parent.name}/{folder.name} {split}"
+            for folder in folders
+            for split in changed_splits(Dataset(folder.parent), PresetDir(folder))
+        ]
+        return dg.AssetCheckResult(
+            passed=not changed,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=f"raw records changed since: {', '.join(changed[:SHOWN])}" if changed else "no findings",
+            metadata={"checked": len(folders), "changed (splits)": len(changed)},
+        )
+
+    return raw_current
+
+
+raw_current_checks = [_current_check(asset) for asset in (rescale_preset, derived_preset)]
+
+
 def _presets_valid(
     context: dg.AssetCheckExecutionContext, data_root: DataRootResource, *, coord_is_due: bool
 ) -> dg.AssetCheckResult:
+    folders = _folders(context, data_root)
+    return as_result(*(report for folder in folders for report in validate_preset(folder, coord_is_due=coord_is_due)))
+
+
+def _folders(context: dg.AssetCheckExecutionContext, data_root: DataRootResource) -> list[Path]:
+    """Return the presets of the run; all if the check runs by itself."""
     place = public_data(data_root)
     keys = map(split_key, _keys(context))
     folders = [place.dataset(dataset).preset(preset).path for dataset, preset in keys]
-    folders = folders or sorted(path.parent for path in place.path.glob("*/*/pipeline_manifest.json"))
-    return as_result(*(report for folder in folders for report in validate_preset(folder, coord_is_due=coord_is_due)))
+    return folders or sorted(path.parent for path in place.path.glob(f"*/*/{MANIFEST}"))
 
 
 def _keys(context: dg.AssetCheckExecutionContext) -> list[str]:

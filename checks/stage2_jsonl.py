@@ -5,19 +5,34 @@ import dagster as dg
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.pipeline.problem_list import problems_of_records
-from imagemill.validation.findings import broken, collect
-from imagemill.validation.stage2 import stage2_records
+from imagemill.validation.findings import Finding, broken, collect
+from imagemill.validation.lines import Findings
+from imagemill.validation.stage2 import blocks_packing, stage2_records
 from imagemill.validation.tables import validate_ledger_tables, validate_stage2_table
 from io_managers import refusals
 from io_managers.check_results import as_result
 from resources.data_root import DataRootResource
 
 
-@dg.asset_check(asset=stage2_jsonl)
+@dg.asset_check(asset=stage2_jsonl, blocking=True)
 def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """Every line is strict JSON with the eight fields, a mask, a known bucket, no inline embedding, and a unique id."""
-    path, tokens = data_root.root().stage2_jsonl, mask_length([data_root.session.in_force(T5)])
-    return as_result(collect(path.name, "stage2", stage2_records(path, migrating=True, tokens=tokens)))
+    """Every line is strict JSON with the eight fields, a mask, a known bucket, no inline embedding, and a unique id.
+
+    Stops packing if the file cannot be read, or if imagemill wrote an invalid record. Records that packing skips are a warning.
+    """
+    path, session = data_root.root().stage2_jsonl, data_root.session
+    blocking: list[Finding] = []
+
+    def noted(findings: Findings) -> Findings:
+        for found in findings:
+            if isinstance(found, Finding) and not blocking and blocks_packing(found, session.reading):
+                blocking.append(found)
+            yield found
+
+    findings = stage2_records(path, migrating=True, tokens=mask_length([session.in_force(T5)]))
+    result = as_result(collect(path.name, "stage2", noted(findings)))
+    severity = dg.AssetCheckSeverity.ERROR if blocking or result.passed else dg.AssetCheckSeverity.WARN
+    return result._replace(severity=severity)
 
 
 @dg.asset_check(asset=stage2_jsonl)

@@ -14,7 +14,10 @@ from dagster_project.jobs import (
     publish_shards,
     roll_back_to_stage1,
     verify_stage2_files,
+    verify_weekly,
 )
+from dagster_project.lineage import with_lineage
+from dagster_project.resume import resume_missing
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
 
@@ -25,9 +28,10 @@ def build_definitions(resources: Resources) -> dg.Definitions:
         dg.load_asset_checks_from_package_name("checks"),
     )
     return dg.Definitions(
-        assets=assets,
+        assets=with_lineage(assets, resources["data_root"]),
         asset_checks=[*checks, *KIND_CHECKS],
-        jobs=[embed_images, embed_range, publish_shards, verify_stage2_files, roll_back_to_stage1],
+        jobs=[resume_missing, embed_images, embed_range, publish_shards, verify_stage2_files, roll_back_to_stage1],
+        schedules=[verify_weekly],
         sensors=[new_images, configured_presets, found_missions],
         resources=resources,
         # The multiprocess executor costs seconds per step, and its children outlive a killed run.

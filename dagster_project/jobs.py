@@ -60,6 +60,15 @@ def verify_stage2_files() -> None:
     read_back()
 
 
+verify_weekly = dg.ScheduleDefinition(
+    name="verify_weekly",
+    job=verify_stage2_files,
+    cron_schedule="0 3 * * 0",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Verify all Stage 2 files on Sundays at 3:00 UTC. Off until it is switched on.",
+)
+
+
 class RollbackConfig(dg.Config, RollbackOptions):
     """Options of the rollback to Stage 1."""
 

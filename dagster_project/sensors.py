@@ -7,7 +7,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 
 import dagster as dg
 import msgspec
@@ -15,19 +15,22 @@ import msgspec
 from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
-from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB
+from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, RESUME_JOB
+from dagster_project.internals.runs import sweep
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
-from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.owners import use
 from imagemill.inputs.row_captions import images_below
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.presets.preset_config import read_presets
-from imagemill.pipeline.stage2.current_plans import all_jobs
-from imagemill.pipeline.stage2.plan import ids_of
+from imagemill.pipeline.session import Session
+from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, ids_of, plans_for
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
-from imagemill.store.ledger import FROM_METADATA, Ledger
+from imagemill.store.ledger import ACCEPTED, FROM_METADATA, Ledger
 from imagemill.store.ledger.database import state_of_files
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
@@ -39,6 +42,12 @@ from resources.keys import asset_key, is_of_this_root
 STILL_SECONDS = 10.0
 # Maximum number of images per tick; the rest is left to the next one.
 IMAGES_PER_TICK = 20_000
+# A tick plans no more images after this time; Dagster ends it after 60 seconds.
+TICK_SECONDS = 40.0
+# Images planned together.
+PLANNED_AT_ONCE = 10_000
+# Names of files in the log of a tick.
+SHOWN_FILES = 10
 
 # Number of the latest ended runs that are searched for one that embedded images.
 LATEST_RUNS = 200
@@ -60,17 +69,26 @@ def new_images(
     """Publish the results of the last embedding run, including one launched in the UI; otherwise embed new images.
 
     The cursor names the latest embedding run whose records and shards were requested, and the state of `approved/`, ledger and
-    configuration in which a tick had nothing left to request: in that state, a tick lists `approved/` and ends.
+    configuration in which a tick had nothing left to request: in that state, a tick lists `approved/` and ends. New images come
+    before all others; of a large folder, a tick plans a part and the next one continues.
     """
+    _sweep(context.instance, data_root)
     working, newest = _embedding_runs(context.instance)
     cursor = _Cursor.read(context.cursor)
     if working:
         yield dg.SkipReason(f"run {working.run_id} is embedding images")
     elif newest and newest.run_id != cursor.published:
-        context.update_cursor(_Cursor(newest.run_id).text)
+        context.update_cursor(msgspec.structs.replace(cursor, published=newest.run_id, idle=None).text)
         yield _publish(newest.run_id, excluding=data_root.session.config.near_duplicates.exclude)
     else:
         yield from _embed(context, data_root, cursor)
+
+
+def _sweep(instance: dg.DagsterInstance, data_root: DataRootResource) -> None:
+    """Report the runs of dead processes as ended. A root without lock files has had none."""
+    if (owners := data_root.root().owners).is_dir():
+        use(owners)
+        sweep(instance)
 
 
 class _Cursor(msgspec.Struct, frozen=True):
@@ -80,11 +98,15 @@ class _Cursor(msgspec.Struct, frozen=True):
         published: the run whose results were published.
         idle: the state with nothing left to request.
         images: the number of images in that state.
+        after: the last image that the last tick planned, if it did not plan all.
+        state: the state in which all images up to that one were planned, if none of them waits.
     """
 
     published: str | None = None
     idle: str | None = None
     images: int = 0
+    after: str | None = None
+    state: str | None = None
 
     @classmethod
     def read(cls, text: str | None) -> "_Cursor":
@@ -103,17 +125,19 @@ class _Cursor(msgspec.Struct, frozen=True):
 def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None, dg.DagsterRun | None]:
     """Return an active embedding run, and the newest one that has ended, of this sensor or launched in the UI.
 
-    Runs of the command line are left out, because a command writes records and shards itself if requested.
+    Runs of the command line are left out, because a command writes records and shards itself if requested. So does
+    `resume_missing`, unless it is stopped.
     """
     working = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY)))
     ended = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_ENDED), limit=LATEST_RUNS))
-    return next(working, None), next(ended, None)
+    unpublished = (run for run in ended if not (run.job_name == RESUME_JOB and run.is_success))
+    return next(working, None), next(unpublished, None)
 
 
 def _is_awaited(run: dg.DagsterRun) -> bool:
     kinds = {asset_key(spec.kind) for spec in embedding_specs()}
     embeds = run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not kinds.isdisjoint(run.asset_selection or ())
-    return embeds and is_of_this_root(run) and not is_command_line_run(run)
+    return is_of_this_root(run) and (run.job_name == RESUME_JOB or (embeds and not is_command_line_run(run)))
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
@@ -131,28 +155,93 @@ def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
 def _embed(
     context: dg.SensorEvaluationContext, data_root: DataRootResource, cursor: _Cursor
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """Request runs for images without a partition, or, if every image has one, for those with work."""
+    end = time.monotonic() + TICK_SECONDS
     session = data_root.session
     looked = session.look()
-    state = (
-        f"{looked.approved.digest} {state_of_files(session.root.ledger)} {fingerprint(repr(session.config).encode())}"
-    )
+    state = idle_state(session, looked)
     if state == cursor.idle:
         yield dg.SkipReason(f"nothing new among {cursor.images} images")
         return
-    ledger, inventory = session.ledger, session.inventory()
-    scan = inventory.scan
-    awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
-    ids = ids_of(all_jobs(embedding_specs(), inventory, ledger, awaited))
-    waiting = len(ids)
-    ids = still_images(ids, scan, time.time_ns())[:IMAGES_PER_TICK]
-    if len(ids) == waiting:
-        context.update_cursor(_Cursor(cursor.published, state, scan.seen).text)
-    if vanished := len(ledger.sources().keys() - scan.sources.keys()):
+    assert images.name
+    scan, registered = looked.scan, set(context.instance.get_dynamic_partitions(images.name))
+    new = still_images([i for i in scan.sources if i not in registered], scan, time.time_ns())[:IMAGES_PER_TICK]
+    if new:
+        context.update_cursor(msgspec.structs.replace(cursor, idle=None).text)
+        yield from _requests(context, session.ledger, scan, new)
+        return
+    # In the state of the last tick, it has recorded all captions.
+    is_surveyed = cursor.after is not None and cursor.state == state and not session.reading.renames(ACCEPTED)
+    inventory = looked if is_surveyed else session.inventory()
+    yield from _embed_registered(context, data_root, inventory, cursor, state, end)
+
+
+def idle_state(session: Session, looked: Inventory) -> str:
+    """Return the state of `approved/`, ledger and configuration."""
+    settings = fingerprint(repr(session.config).encode())
+    return f"{looked.approved.digest} {state_of_files(session.root.ledger)} {settings}"
+
+
+def _embed_registered(
+    context: dg.SensorEvaluationContext,
+    data_root: DataRootResource,
+    inventory: Inventory,
+    cursor: _Cursor,
+    state: str,
+    end: float,
+) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """Plan images in order of their ids, from the one at which the last tick stopped, until `end`; request runs.
+
+    Images of which only files under regeneration are left come last.
+    """
+    session = data_root.session
+    ledger, scan = session.ledger, inventory.scan
+    if cursor.after is None and (vanished := len(ledger.source_ids() - scan.sources.keys())):
         approved = session.root.approved
         context.log.warning(f"{vanished} images are no longer in {approved}; the files made from them are kept")
-    if not ids:
+    awaited = {job.image_id for job in CaptionerResource(data_root=data_root).jobs(scan.sources, scan, ledger)}
+    urgent: list[str] = []
+    regenerated: list[str] = []
+    ids = sorted(i for i in scan.sources if cursor.after is None or i > cursor.after)
+    planned = 0
+    while planned < len(ids) and len(urgent) < IMAGES_PER_TICK and (not planned or time.monotonic() < end):
+        part = ids[planned : planned + PLANNED_AT_ONCE]
+        plans = plans_for(embedding_specs(), part, inventory, ledger, awaited)
+        found = urgent_images(plans, ledger.regenerating())
+        urgent += found
+        regenerated += sorted(set(ids_of({spec: plan.jobs for spec, plan in plans.items()})) - set(found))
+        planned += len(part)
+    wanted = still_images([*urgent, *regenerated], scan, time.time_ns())[:IMAGES_PER_TICK]
+    # The state is idle if all images have been planned in it, in this tick or in several, and none waits for another tick.
+    is_clean = len(wanted) == len(urgent) + len(regenerated) and (cursor.after is None or cursor.state == state)
+    after = ids[planned - 1] if planned < len(ids) else None
+    settled = state if is_clean else None
+    context.update_cursor(
+        _Cursor(cursor.published, None if after else settled, scan.seen, after, settled if after else None).text
+    )
+    if wanted:
+        yield from _requests(context, ledger, scan, wanted)
+    elif after is not None:
+        yield dg.SkipReason(f"nothing new among the images up to {after}; the next tick continues there")
+    else:
         yield dg.SkipReason(f"nothing new among {scan.seen} images")
-        return
+
+
+def urgent_images(plans: Mapping[EmbeddingSpec, EmbeddingPlan], regenerating: Container[str]) -> list[str]:
+    """Return the images that lack a file, or whose file is stale; not those whose files are only made by another model."""
+    jobs = {
+        spec: [job for job in plan.jobs if job.present is None or spec.kind not in regenerating]
+        for spec, plan in plans.items()
+    }
+    return ids_of(jobs)
+
+
+def _requests(
+    context: dg.SensorEvaluationContext, ledger: Ledger, scan: Scan, ids: list[str]
+) -> Iterator[dg.RunRequest]:
+    """Register the images, and yield a request per range of partitions."""
+    first = ", ".join(scan.sources[image_id].file_name for image_id in ids[:SHOWN_FILES])
+    context.log.info(f"{len(ids)} images with work: {first}{', …' if len(ids) > SHOWN_FILES else ''}")
     register(context.instance, images, ids)
     for part in plan_ranges(context.instance.get_dynamic_partitions(images.name or ""), ids, IMAGES_PER_RUN):
         yield dg.RunRequest(
@@ -194,7 +283,11 @@ def _run_key(part: KeyRange, ids: list[str], scan: Scan, ledger: Ledger) -> str:
     description="Datasets and presets that presets.yaml names become partitions, to be materialised when you like.",
 )
 def configured_presets(context: dg.SensorEvaluationContext, data_root: DataRootResource) -> dg.SkipReason:
-    """Register partitions for the datasets and presets in the file. No run is started: rescaling is requested by a person."""
+    """Register partitions for the datasets and presets in the file. No run is started: rescaling is requested by a person.
+
+    This sensor is always on, so it also reports the runs of dead processes as ended.
+    """
+    _sweep(context.instance, data_root)
     place = public_data(data_root)
     new = register_presets(context.instance, read_presets(place.presets_yaml))
     return dg.SkipReason(f"{new} new partitions of {place.presets_yaml}")

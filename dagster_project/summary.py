@@ -43,7 +43,7 @@ _OF_RECORDS = {
 }
 
 # Inputs that are not images, by reason: a noun, and what follows it.
-_OTHER_INPUTS = {
+OTHER_INPUTS = {
     "unsupported_type": ("unsupported file", ""),
     "archive": ("archive", ""),
     "sub_folder": ("folder", ""),
@@ -123,9 +123,9 @@ def _nothing_new(work: Ended, status: Status, counts: Mapping[str, Mapping[str, 
 
 
 def _other_inputs(status: Status) -> Iterator[str]:
-    reasons = {p.item: p.reason for p in status.stage2_problems if p.reason in _OTHER_INPUTS}
-    counts = {reason: list(reasons.values()).count(reason) for reason in _OTHER_INPUTS}
-    nouns = ((count, *_OTHER_INPUTS[reason]) for reason, count in counts.items() if count)
+    reasons = {p.item: p.reason for p in status.stage2_problems if p.reason in OTHER_INPUTS}
+    counts = {reason: list(reasons.values()).count(reason) for reason in OTHER_INPUTS}
+    nouns = ((count, *OTHER_INPUTS[reason]) for reason, count in counts.items() if count)
     if parts := [counted(count, noun) + rest for count, noun, rest in nouns]:
         yield f"  other      {', '.join(parts)}"
 

@@ -7,7 +7,7 @@ One run is implemented in assets/, its start in dagster_project/internals/runs.p
 
 import os
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,6 +26,7 @@ from dagster_project.partitions import register, register_missions
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.domain.layout import DataRoot
+from imagemill.errors import MissingInput
 from imagemill.inputs.scan import Scan
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
@@ -48,6 +49,7 @@ from imagemill.store.ledger import DONE, RECORDED, Ledger
 from imagemill.store.locations import refuse_no_folder, refuse_no_root, refuse_read_only, sweep_state
 from imagemill.store.provenance import ModelIdentity
 from imagemill.store.second_copy import refresh
+from imagemill.text.close_names import name_hint
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.tags import PARTITION_TAG
 from resources.data_root import DataRootResource
@@ -66,7 +68,9 @@ class CommandSession:
         instance: Dagster instance of the data root.
         began: start of the command on the monotonic clock.
         outcomes: outcomes of the runs so far.
+        parent: run of the UI whose step executes the runs, or None for a command.
         up_to: last image id that `--limit` includes.
+        ids: the only images to embed, or None for all.
         embedded: images for which a file was made since the last merge.
         accepted: renames that this command accepted.
     """
@@ -75,7 +79,9 @@ class CommandSession:
     instance: dg.DagsterInstance
     began: float = field(default_factory=time.monotonic)
     outcomes: list[RunOutcome] = field(default_factory=list)
+    parent: dg.DagsterRun | None = None
     up_to: str | None = None
+    ids: list[str] | None = None
     embedded: set[str] = field(default_factory=set)
     accepted: list[Renamed] = field(default_factory=list)
 
@@ -162,6 +168,7 @@ class CommandSession:
         passes: Passes,
         *,
         limit: int | None = None,
+        ids: Sequence[str] | None = None,
         regenerate: Sequence[str] = (),
         recaption: bool = False,
         packs: bool = False,
@@ -171,11 +178,13 @@ class CommandSession:
         Args:
             passes: passes to run.
             limit: maximum number of images that have work.
+            ids: the only images to embed; None for all.
             regenerate: kinds to regenerate; regenerations begun earlier continue.
             recaption: caption again the images that another captioner, or another prompt, has captioned.
             packs: whether the command writes shards afterwards, which also need disk space.
 
         Raises:
+            MissingInput: if one of `ids` is not an image of `approved/`.
             ModelMismatch: if a configured model is not the recorded one.
             ModelUnusable: for a model of a kind that has work, and for the captioner's.
             NotEnoughSpace: by the forecast.
@@ -191,10 +200,15 @@ class CommandSession:
                 self.encoders.check_recorded(spec)
             inventory = self.session.plan()
             scan = inventory.scan
-            awaited = self._awaited(passes, scan, recaption)
+            self.ids = None if ids is None else _known_ids(ids, scan)
+            chosen = scan.sources.keys() if self.ids is None else set(self.ids)
+            awaited = self._awaited(passes, scan, chosen, recaption)
             jobs = passes.select(all_jobs(passes.kinds_to_run(), inventory, ledger, awaited))
+            if self.ids is not None:
+                jobs = {spec: [job for job in of_kind if job.image_id in chosen] for spec, of_kind in jobs.items()}
             if limit is not None:
-                with_work = sorted({*ids_of(jobs), *(inventory.recorded.stage1 if passes.migrate else ())})
+                stage1 = inventory.recorded.stage1 if passes.migrate and self.ids is None else ()
+                with_work = sorted({*ids_of(jobs), *stage1})
                 self.up_to = with_work[:limit][-1] if with_work else ""
                 jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
             jobs = {spec: self._with_links(spec, of_kind) for spec, of_kind in jobs.items()}
@@ -206,18 +220,18 @@ class CommandSession:
                 inventory.store(spec).sweep()
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
-            unreported = self._unreported(passes.specs, ledger, scan.sources) if limit is None else set()
+            unreported = self._unreported(passes.specs, ledger, chosen) if limit is None else set()
         ids = sorted({*ids_of(jobs), *unreported})
         register(self.instance, images, sorted({*scan.sources, *ids}))
         self._embed_in_ranges(passes, ids, recaption)
         self.embedded = embedded_images(ledger.changes())
 
-    def _awaited(self, passes: Passes, scan: Scan, recaption: bool) -> set[str]:
-        """Return the images that the T5 pass captions first."""
+    def _awaited(self, passes: Passes, scan: Scan, chosen: Collection[str], recaption: bool) -> set[str]:
+        """Return the chosen images that the T5 pass captions first."""
         if not any(spec.source == "caption" for spec in passes.specs):
             return set()
         captioner, ledger = CaptionerResource(data_root=self._data_root), self.session.ledger
-        jobs = captioner.jobs(scan.sources, scan, ledger, recaption=recaption)
+        jobs = captioner.jobs(chosen, scan, ledger, recaption=recaption)
         forget_problems(jobs, ledger)
         if jobs:
             captioner.made_by()  # a missing model raises before anything is made
@@ -275,7 +289,8 @@ class CommandSession:
         assert images.name
         specs = passes.kinds_to_run()
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
-        config = {**({} if passes.specs else {"extract_only": True}), **up_to}
+        only = {} if self.ids is None else {"ids": self.ids}
+        config = {**({} if passes.specs else {"extract_only": True}), **up_to, **only}
         parts = list(plan_ranges(self.instance.get_dynamic_partitions(images.name), ids, IMAGES_PER_RUN))
         for number, part in enumerate(parts, 1):
             if self.interrupted or not self.only_images_failed:  # the next range would fail in the same way
@@ -337,8 +352,8 @@ class CommandSession:
         """Return the options that differ from the defaults, which apply to a run of the UI."""
         kinds = [spec.kind for spec in passes.specs]
         return {
-            "complete": False if self.interrupted else None,
-            "migrate": None if passes.migrate else False,
+            "complete": False if self.interrupted or self.ids is not None else None,
+            "migrate": None if passes.migrate and self.ids is None else False,
             "up_to": self.up_to,
             "kinds": None if kinds == [spec.kind for spec in embedding_specs()] else kinds,
         }
@@ -382,7 +397,18 @@ class CommandSession:
         self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
     ) -> None:
         given = {**ROOT_TAGS, **command_tags(), **({PARTITION_TAG: partition} if partition else {}), **(tags or {})}
-        self.outcomes.append(run_here(self.instance, assets, tags=given, **how))
+        self.outcomes.append(run_here(self.instance, assets, tags=given, parent=self.parent, **how))
+
+
+def _known_ids(ids: Sequence[str], scan: Scan) -> list[str]:
+    """Return the ids, sorted. Raises MissingInput if one is not that of an image."""
+    if unknown := sorted(set(ids) - scan.sources.keys()):
+        raise MissingInput(
+            f"no image in approved/ has this id: {', '.join(unknown[:5])}",
+            why=name_hint(unknown[0], scan.sources.keys()),
+            do="name images by their ids, such as `a` for a.jpg",
+        )
+    return sorted(set(ids))
 
 
 def _contiguous_ranges(keys: Sequence[str], selected: Container[str]) -> list[tuple[str, str]]:
@@ -407,11 +433,14 @@ def _summarizer(kind: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def open_command(session: Session, *, may_begin: bool = False) -> Iterator[CommandSession]:
+def open_command(
+    session: Session, *, may_begin: bool = False, parent: dg.DagsterRun | None = None
+) -> Iterator[CommandSession]:
     """Open a data root with its Dagster history for one command. A wrong configuration is refused before any work.
 
     Args:
         session: session of the data root.
+        parent: run of the UI whose step is the command.
         may_begin: whether the command may create a data root in a folder without one.
     """
     root = session.root
@@ -422,7 +451,7 @@ def open_command(session: Session, *, may_begin: bool = False) -> Iterator[Comma
     with open_instance(root) as instance:
         sweep_state(root)
         try:
-            yield CommandSession(session, instance)
+            yield CommandSession(session, instance, parent=parent)
         except SystemExit as end:
             if not end.code:
                 _complete_copies(session)

@@ -110,6 +110,15 @@ class CaptionedOptions(EmbeddingOptions):
     )
 
 
+class ResumeOptions(OptionSet):
+    """Options of the job that makes what is missing."""
+
+    only: list[str] | None = option([], "Only these images, by id", unset="all", flag=None)
+    limit: int | None = option(
+        0, "At most this many images that have work, in name order", unset="all", flag=None, ge=1
+    )
+
+
 class NearDuplicateOptions(OptionSet):
     """Options of a search for near duplicates."""
 

@@ -15,9 +15,10 @@ from imagemill.pipeline.stage2.models_in_use import model_in_use
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from io_managers.check_results import as_result
+from io_managers.refusals import CHECK as INPUTS
 from io_managers.refusals import inputs_accepted
 
-FILES, INPUTS = "files_valid", "inputs_accepted"
+FILES = "files_valid"
 
 
 def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:

@@ -16,6 +16,7 @@ from imagemill.pipeline.presets.preset_sheet import sheet_page, write_preset_she
 from imagemill.progress import Progress
 from imagemill.store.public_data import Dataset, PresetDir, PublicData
 from io_managers.figures import with_units
+from io_managers.table_schemas import COLUMN_SCHEMA, PRESET_COLUMNS, ROW_COUNT, column_schema
 from resources.data_root import DataRootResource
 from resources.keys import asset_name
 
@@ -95,4 +96,5 @@ def _metadata(request: Coord, result: CoordResult) -> dict[str, Any]:
         sheet = write_preset_sheet(request.dataset, result.preset, result.preset.splits()[0])
         pages = {"boxes": dg.MetadataValue.md(sheet_page(sheet))}
     totals = with_units(counts_of(result), "images", dropped="records", records="records", files_written="files")
-    return {**splits, **totals, **pages, "path": dg.MetadataValue.path(str(result.preset.path))}
+    table = {ROW_COUNT: totals["records"], COLUMN_SCHEMA: column_schema(PRESET_COLUMNS)}
+    return {**splits, **totals, **pages, **table, "path": dg.MetadataValue.path(str(result.preset.path))}

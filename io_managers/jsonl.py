@@ -10,6 +10,7 @@ from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED, Merge, write_records
 from imagemill.store.ledger import Ledger
 from io_managers.figures import with_units
+from io_managers.table_schemas import COLUMN_SCHEMA, ROW_COUNT, STAGE2_COLUMNS, column_schema
 from resources.data_root import DataRootResource
 
 # Units of the counters that do not count records.
@@ -31,7 +32,8 @@ class JsonlIOManager(dg.ConfigurableIOManager):
             counts = _merge(work, obj.ledger)
             obj.ledger.record_counts(context.run_id, obj.asset, counts)
         shown = with_units(counts, "records", **_UNITS)
-        context.add_output_metadata({**shown, "path": dg.MetadataValue.path(str(work.root.stage2_jsonl))})
+        table = {ROW_COUNT: counts["records"], COLUMN_SCHEMA: column_schema(STAGE2_COLUMNS)}
+        context.add_output_metadata({**shown, **table, "path": dg.MetadataValue.path(str(work.root.stage2_jsonl))})
 
     def load_input(self, context: dg.InputContext) -> Path:
         """Return the file; read it with `imagemill.formats.jsonl.read_jsonl`."""

@@ -24,8 +24,9 @@ from imagemill.progress import Progress
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity
 from imagemill.store.second_copy import refresh
-from io_managers.embedding_results import INPUTS, evaluations
+from io_managers.embedding_results import evaluations
 from io_managers.figures import kilobytes
+from io_managers.refusals import not_arrived
 from resources.dagster_internals.events import (
     StreamedEvents,
     announced,
@@ -36,8 +37,6 @@ from resources.dagster_internals.events import (
 )
 from resources.data_root import DataRootResource
 from resources.keys import APPROVED_IMAGES, asset_name
-
-SHOWN = 5
 
 # Most partitions that are looked up by name, which for more takes longer than to list those of the asset.
 LOOKED_UP = 1000
@@ -221,10 +220,6 @@ def _failure(kind: str, problems: Sequence[Problem], absent: Sequence[str]) -> d
     """Return a failure that names the missing images with their reasons, details and remedies."""
     absences = [Problem(i, kind, "refused", "no input", *_ABSENT) for i in absent]
     named = [*problems, *absences]
-    lines = [f"  {p.item}: {p.reason}: {p.detail}; {p.remedy}" for p in named[:SHOWN]]
-    if len(named) > SHOWN:
-        lines.append(f"  and {len(named) - SHOWN} more: see the check {INPUTS}, or run `imagemill problems`")
-    images = "1 image" if len(named) == 1 else f"{len(named)} images"
-    text = "\n".join([f"{images} did not arrive, everything else of {kind} is done", *lines])
+    text = not_arrived(named, kind)
     # The check's table is in the same run.
     return images_failed(text, [p.item for p in named], {})

@@ -9,8 +9,13 @@ from datetime import datetime
 import dagster as dg
 
 from imagemill.pipeline.problem_list import InputProblem
+from imagemill.store.ledger import Problem
 
 SHOWN = 100
+# Problems that a message names.
+NAMED = 5
+
+CHECK = "inputs_accepted"
 
 
 def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
@@ -23,6 +28,18 @@ def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
         description=_description(problems),
         metadata={**counts, "inputs": problem_table(problems)} if problems else counts,
     )
+
+
+def not_arrived(problems: Sequence[Problem | InputProblem], what: str) -> str:
+    """Return the message of a run that made everything but these images: the first `NAMED` with reason, detail and remedy.
+
+    `what`: what else is done, such as the asset.
+    """
+    lines = [f"  {p.item}: {p.reason}: {p.detail}; {p.remedy}" for p in problems[:NAMED]]
+    if len(problems) > NAMED:
+        lines.append(f"  and {len(problems) - NAMED} more: see the check {CHECK}, or run `imagemill problems`")
+    images = "1 image" if len(problems) == 1 else f"{len(problems)} images"
+    return "\n".join([f"{images} did not arrive, everything else of {what} is done", *lines])
 
 
 def problem_table(problems: Sequence[InputProblem]) -> dg.TableMetadataValue:

@@ -18,7 +18,7 @@ SMALL = {
     "embedding_efficiency": ["--rounds", "1", "--images", "1", "--latents", "1", "--side", "32", "--caption-count", "2"],
     "embedding_stream": ["--images", "2", "--rounds", "1"],
     "hardlinks": ["--images", "20", "--rounds", "1"],
-    "inputs": ["--images", "8", "--rows", "50"],
+    "inputs": ["--images", "8", "--rows", "50", "--names", "50"],
     "migration": ["--records", "20"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
     "reading": [

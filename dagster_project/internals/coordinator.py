@@ -4,14 +4,16 @@ Definitions cannot set the defer tag, and without it Dagster marks a whole range
 Our command line, jobs and sensors set it from the start.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster._core.run_coordinator import QueuedRunCoordinator, SubmitRunContext
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_project.command_line import COMMAND_TAG
 from imagemill.domain.buckets import BUCKETS
-from resources.dagster_internals.events import DEFER, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
+from resources.dagster_internals.events import DEFER, PARENT_TAG, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
 from resources.dagster_internals.tags import (
     DEFER_TAG,
     MAX_RETRIES_TAG,
@@ -26,7 +28,7 @@ from resources.dagster_internals.tags import (
 if TYPE_CHECKING:
     from dagster._core.workspace.context import BaseWorkspaceRequestContext
 
-EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB = "embed_images", "embed_range", "publish_shards"
+EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB, RESUME_JOB = "embed_images", "embed_range", "publish_shards", "resume_missing"
 
 _LAUNCHED_BY_DAEMON = {SENSOR_NAME_TAG, SCHEDULE_NAME_TAG}
 _REPEATED = " (executed again in the UI)"
@@ -47,14 +49,23 @@ class DeferCoordinator(QueuedRunCoordinator):
         return super().submit_run(context)
 
     def cancel_run(self, run_id: str) -> bool:
-        """Terminate a run. The process of a command line run reads the termination from the history."""
+        """Terminate a run.
+
+        The process of a command line run reads the termination from the history, and so does one that executes a nested run: it
+        ends that run first. Only the process knows whether its nested run has just ended.
+        """
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or not is_command_line_run(run):
+        nested = [] if run is None or run.is_finished else self._nested(run_id)
+        if run is None or run.is_finished or not (nested or is_command_line_run(run)):
             return super().cancel_run(run_id)
         self._instance.report_run_canceling(run)
-        if is_orphan(run):
-            self._instance.report_run_canceled(run, "The process of this run was gone already.")
+        for dead in filter(is_orphan, (*nested, run)):
+            self._instance.report_run_canceled(dead, "The process of this run was gone already.")
         return True
+
+    def _nested(self, run_id: str) -> Sequence[dg.DagsterRun]:
+        """Return the unfinished nested runs of a run."""
+        return self._instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES, tags={PARENT_TAG: run_id}))
 
 
 def _embeds(run: dg.DagsterRun, workspace: "BaseWorkspaceRequestContext") -> bool:

@@ -17,11 +17,13 @@ from typing import Any
 
 from dagster import DagsterError, DagsterInstance
 from dagster._check import CheckError
+from dagster._core.instance.config import PoolGranularity
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
 from dagster._utils.env import environ
 
+from assets.partitions import GPU_POOL
 from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.internals.runs import sweep
 from dagster_project.internals.shared_history import register_root
@@ -129,7 +131,19 @@ def _opened(home: Path, reference: InstanceRef) -> Iterator[DagsterInstance]:
         # They are constructed on first access; a class that does not exist is an error of the file.
         _ = instance.run_coordinator, instance.run_launcher
     with instance:
+        _limit_pool(instance)
         yield instance
+
+
+def _limit_pool(instance: DagsterInstance) -> None:
+    """Let one run at a time load models, unless the history has a limit for their pool.
+
+    Only where `dagster.yaml` limits pools by run: limited by step, the steps of a run would take turns with those of others.
+    """
+    log = instance.event_log_storage
+    by_run = instance.get_concurrency_config().pool_config.pool_granularity is PoolGranularity.RUN
+    if by_run and log.supports_global_concurrency_limits and GPU_POOL not in log.get_concurrency_keys():
+        log.set_concurrency_slots(GPU_POOL, 1)
 
 
 @contextmanager

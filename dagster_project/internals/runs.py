@@ -38,7 +38,7 @@ from dagster._utils.interrupts import capture_interrupts
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable, server_unusable
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
-from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, PARENT_TAG, is_orphan, owner_of_run
 from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import range_tags
 from resources.keys import NAME, asset_key, check_name, is_of_this_root, name_of_op
@@ -162,6 +162,7 @@ def run_here(
     job: str = IMPLICIT_ASSET_JOB_NAME,
     partition_range: tuple[str, str] | None = None,
     deferred: bool = False,
+    parent: dg.DagsterRun | None = None,
     module: str = MODULE,
     attribute: str = ATTRIBUTE,
     location: str = NAME or LOCATION,
@@ -179,6 +180,7 @@ def run_here(
         job: a job of the definitions, which runs as a whole if there are no assets.
         partition_range: first and last partition key, in order of registration.
         deferred: whether the assets report their own events (`resources.dagster_internals.events`).
+        parent: run whose step executes this one; if it is terminated, this one is interrupted.
         module: module of the definitions.
         attribute: name of the definitions in their module.
         location: name of the code location in workspace.yaml, for re-execution.
@@ -192,16 +194,18 @@ def run_here(
         given = {
             **(DEFER if deferred else {}),
             **(range_tags(*partition_range) if partition_range else {}),
+            **({PARENT_TAG: parent.run_id} if parent else {}),
             **(tags or {}),
         }
         run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})})
-        with _watched(instance, run.run_id):
+        with _watched(instance, run.run_id, parent):
             try:
                 result = execute_run(reconstructable, run, instance)
             except BaseException:
                 with suppress(Exception):  # the history itself may be unwritable
                     _report_failed(instance, run.run_id, "the run could not be executed")
                 raise
+        _end_canceling(instance, run.run_id)
     return _outcome(instance, run.run_id, result.all_events, signals)
 
 
@@ -267,8 +271,8 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Interrupt the main thread if the run is terminated or deleted, and again if Python dropped an interrupt.
+def _watched(instance: dg.DagsterInstance, run_id: str, parent: dg.DagsterRun | None) -> Iterator[None]:
+    """Interrupt the main thread if the run or its parent is terminated or deleted, and again if Python dropped an interrupt.
 
     The UI can only write a termination into the history, because it cannot reach this process.
     """
@@ -279,7 +283,7 @@ def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
         while not over.wait(WATCH_SECONDS):
             again = bool(dropped)
             dropped.clear()
-            if again or (not interrupted and _is_stopped(instance, run_id)):
+            if again or (not interrupted and (is_stopped(instance, run_id) or _ends_with(instance, run_id, parent))):
                 interrupted = True
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -293,7 +297,25 @@ def _watched(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
             watcher.join()
 
 
-def _is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
+def _ends_with(instance: dg.DagsterInstance, run_id: str, parent: dg.DagsterRun | None) -> bool:
+    """Return whether the parent is terminated or deleted; its nested run is then reported as being terminated."""
+    if parent is None or not is_stopped(instance, parent.run_id):
+        return False
+    with suppress(Exception):  # of a locked database: the run then ends FAILURE
+        if (run := instance.get_run_by_id(run_id)) and not run.is_finished:
+            instance.report_run_canceling(run)
+    return True
+
+
+def _end_canceling(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Report a run as terminated that was ended before it could be interrupted."""
+    run = instance.get_run_by_id(run_id)
+    if run and run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run)
+
+
+def is_stopped(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Return whether a run is terminated or deleted."""
     try:
         run = instance.get_run_by_id(run_id)
     except Exception:  # a locked database is read again a second later
@@ -318,6 +340,28 @@ def _dropped_interrupts() -> Iterator[list[object]]:
         yield dropped
     finally:
         sys.unraisablehook = before
+
+
+def free_pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Give up the places in pools that a step of this run holds, for its nested runs.
+
+    Needed where `dagster.yaml` does not set `concurrency.pools.granularity: run`: each step then takes a place by itself.
+    """
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
+
+def end_with_nested(instance: dg.DagsterInstance, run: dg.DagsterRun, nested: RunOutcome) -> None:
+    """End the step of a run that was terminated, or whose nested run was: then the run ends CANCELED too.
+
+    Raises:
+        DagsterExecutionInterruptedError: if either run was terminated, or if the process was interrupted.
+    """
+    terminated = is_stopped(instance, run.run_id)
+    if not terminated and nested.run.status in _STOPPED:
+        instance.report_run_canceling(run)
+    if terminated or nested.run.status in _STOPPED or nested.signal:
+        raise DagsterExecutionInterruptedError
 
 
 def sweep(instance: dg.DagsterInstance) -> list[str]:

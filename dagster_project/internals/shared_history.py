@@ -49,7 +49,7 @@ def joined(
     Args:
         known: the roots so far.
         new: the root.
-        id_at: returns the id of the data root at a path, None if there is none.
+        id_at: returns the id of the data root at a path; None without one.
 
     Raises:
         WrongUsage: if the root must not use this history.

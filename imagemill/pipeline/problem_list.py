@@ -46,6 +46,9 @@ def stage2_assets() -> set[str]:
 # Reasons that are decisions of the user: listed, but not a fault.
 DECISIONS = frozenset({"withdrawn", "near_duplicate"})
 
+# Reasons of lines of the file of records, which are not images.
+OF_LINES = frozenset({MALFORMED, BAD_ID, DUPLICATE})
+
 _OF_CAPTIONS = {SIDECARS, CAPTIONER}
 
 _REMEDIES = {

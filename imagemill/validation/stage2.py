@@ -30,6 +30,7 @@ from imagemill.validation.images import ImageLook
 from imagemill.validation.lines import Findings, check_lines
 
 if TYPE_CHECKING:
+    from imagemill.store.ledger import Ledger
     from imagemill.validation.contents import RecordedContents
 
 
@@ -58,6 +59,21 @@ def stage2_records(
     look = images if data_root else None
     lines = _Stage2Lines(jsonl.name, derived, migrating, look, data_root, contents, tokens)
     return check_lines(jsonl, lines, _parse_waiting if migrating else parse_line)
+
+
+def blocks_packing(found: Finding, ledger: "Ledger") -> bool:
+    """Return whether a finding must stop packing: the file cannot be read, or a merge wrote an invalid record from the ledger.
+
+    Packing skips all other invalid lines: those without a caption, refused or unknown images, and earlier duplicates.
+    """
+    if found.severity != "error" or found.rule == "duplicate_id":
+        return False
+    if found.rule == "read_error":
+        return True
+    if not found.item or found.item not in ledger.sources([found.item]):
+        return False
+    caption = ledger.captions([found.item]).get(found.item)
+    return caption is not None and caption.mask is not None
 
 
 def _parse_waiting(number: int, raw: bytes) -> Line:

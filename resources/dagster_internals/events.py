@@ -51,6 +51,8 @@ DEFER = {DEFER_TAG: "true"}
 OWNER_TAG = "imagemill/owner"
 PLANNED_TAG = "imagemill/planned"
 UI_TAG = "imagemill/launched_in_ui"
+# Tag of a nested run: id of the run whose step executes it.
+PARENT_TAG = "imagemill/parent_run"
 
 # Metadata key of a failure that concerns only single images.
 IMAGES_FAILED = "images"
@@ -101,6 +103,12 @@ def is_command_line_run(run: dg.DagsterRun) -> bool:
     return is_run_of_ours(run) and GRPC_INFO_TAG not in run.tags
 
 
+def claim_run(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Tag a run with this process, which executes all of its steps, so that a sweep can detect the death of the process."""
+    if run.tags.get(OWNER_TAG) != (owner := owner_of_run(run.run_id)):
+        instance.add_run_tags(run.run_id, {OWNER_TAG: owner})
+
+
 def is_orphan(run: dg.DagsterRun) -> bool:
     """Return whether the process that executes this run has ended on this machine."""
     return is_run_of_ours(run) and is_dead_owner(run.tags[OWNER_TAG].partition("/")[0])
@@ -116,10 +124,8 @@ def _claim(context: dg.OutputContext) -> None:
     A step of another executor runs in a child process that ends before its run does, so such a run stays untagged.
     """
     step_context = context.step_context
-    run = step_context.dagster_run
-    owner = owner_of_run(run.run_id)
-    if run.tags.get(OWNER_TAG) != owner and step_context.job_def.executor_def.name == "in_process":
-        step_context.instance.add_run_tags(run.run_id, {OWNER_TAG: owner})
+    if step_context.job_def.executor_def.name == "in_process":
+        claim_run(step_context.instance, step_context.dagster_run)
 
 
 # ---- interrupts

@@ -118,6 +118,18 @@ def test_check_reads_all_ranks_of_its_run_in_any_order_of_registration(tickets, 
     assert (evaluation.passed, evaluation.metadata["checked"].value) == (True, 6)
 
 
+def test_merge_with_another_number_of_ranks_deletes_the_earlier_keys_of_the_mission(tickets, instance):
+    """Those of the configured number stay, because the sensor would register them again; those of other missions too."""
+    kept = [rank_key(MISSION, 0, 1), rank_key("another", 0, 3), rank_key("another", 1, 3)]
+    instance.add_dynamic_partitions(ranks.name, [*kept, *(rank_key(MISSION, number, 3) for number in range(3))])
+    for number in range(2):
+        assert rank(tickets, instance, number, 2).success
+
+    assert merge(tickets, instance, world_size=2).success
+
+    assert set(instance.get_dynamic_partitions(ranks.name)) == {*kept, rank_key(MISSION, 0, 2), rank_key(MISSION, 1, 2)}
+
+
 def test_merge_ignores_lines_of_another_plan(tickets, instance):
     """ "The merge trusts a line only if it fits": another world size is another plan."""
     assert rank(tickets, instance, 0, 1).success

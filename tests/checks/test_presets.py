@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from assets.presets import derived_preset, raw_dataset, rescale_preset
-from checks.presets import derived_valid, raw_valid, rescaled_valid
+from checks.presets import derived_valid, raw_current_checks, raw_valid, rescaled_valid
 from dagster_project.work import open_command
 from imagemill.pipeline.session import open_session
 from tests.helpers import public
@@ -120,3 +120,43 @@ def test_outcome_of_a_command_line_run_lists_the_findings(data_root, instance, d
     assert "check rescale_preset:rescaled_valid failed: legacy_file: 1" in work.error
     assert "train.raw.jsonl" in work.error
     assert "Dagster" not in work.error
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_preset_of_raw_records_that_changed_is_a_warning(data_root, instance, dataset, number):
+    """The fingerprints in the manifest are compared, also those of a derived preset. Missing raw records change nothing."""
+    current = raw_current_checks[number]
+    asset, key = ((rescale_preset, "coco/p"), (derived_preset, "coco/p_max1"))[number]
+
+    evaluation = alone(data_root, instance, asset, current)
+    assert (evaluation.passed, evaluation.description) == (True, "no findings")
+
+    raw = dataset.raw_jsonl("train")
+    lines = raw.read_bytes().splitlines(keepends=True)
+    raw.write_bytes(b"".join(lines[:-1]))
+
+    evaluation = alone(data_root, instance, asset, current)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert f"{key} train" in evaluation.description
+
+    raw.unlink()
+    assert alone(data_root, instance, asset, current).passed
+
+
+def test_raw_records_of_another_dataset_leave_a_preset_fresh(data_root, instance, dataset):
+    """Every preset depends on all datasets, so raw records have no data version of their own."""
+    annotations = coco_annotations(data_root.path / "source")
+    given = {
+        "adapter": "coco",
+        "annotations": {"train": str(annotations)},
+        "images": str(annotations.parent / "images"),
+    }
+
+    def version():
+        assert make_here(data_root, instance, raw_dataset, "other", **given).success
+        (record,) = instance.fetch_materializations(raw_dataset.key, limit=1).records
+        return record.asset_materialization.tags["dagster/data_version"]
+
+    first = version()
+    annotations.write_text(annotations.read_text().replace("person", "child"))
+    assert version() == first

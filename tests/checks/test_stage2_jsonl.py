@@ -11,7 +11,7 @@ import pytest
 from assets.stage2_jsonl import stage2_jsonl
 from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
 from tests.helpers.stage2 import embed, photos, record_of, write_text
-from tests.helpers.wiring import check, checks_of, history, materialize, stub_every_kind
+from tests.helpers.wiring import checks_of, history, materialize, stub_every_kind
 
 RECORDS, TABLE = "stage2_jsonl:records_valid", "stage2_jsonl:table_valid"
 INPUTS = "stage2_jsonl:inputs_accepted"
@@ -27,7 +27,13 @@ def instance(monkeypatch):
 def check_lines(root, instance, *lines):
     """Return the verdicts on a file that contains these lines."""
     write_text(root.stage2_jsonl, *(line if isinstance(line, bytes) else json.dumps(line) for line in lines))
-    return check(root, instance, stage2_jsonl, records_valid, table_valid, inputs_accepted)
+    return check_alone(root, instance, records_valid, table_valid, inputs_accepted)
+
+
+def check_alone(root, instance, *checks):
+    """Run only the checks; a blocking one fails the run."""
+    selection = dg.AssetSelection.all_asset_checks()
+    return checks_of(materialize(root, instance, stage2_jsonl, *checks, selection=selection))
 
 
 def test_checks_pass_on_output_of_a_run(data_root, instance):
@@ -40,6 +46,55 @@ def test_checks_pass_on_output_of_a_run(data_root, instance):
     assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True, INPUTS: True}
     assert {name: found[name].metadata["checked"].value for name in (RECORDS, TABLE)} == {RECORDS: 2, TABLE: 2}
     assert found[RECORDS].description == "no findings"
+
+
+@pytest.fixture
+def merged(data_root, instance):
+    """Two records as a merge wrote them."""
+    photos(data_root, "a", "b")
+    embed(data_root)
+    assert materialize(data_root, instance, stage2_jsonl).success
+    return [json.loads(line) for line in data_root.stage2_jsonl.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("damage", [{"aspect_bucket": "1x1"}, {"caption": ""}, {"height": "24"}])
+def test_invalid_record_of_an_image_that_was_merged_stops_packing(data_root, instance, merged, damage):
+    """The check is blocking, and its severity is an error."""
+    evaluation = check_lines(data_root, instance, merged[0], merged[1] | damage)[RECORDS]
+
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert next(iter(records_valid.check_specs)).blocking
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        record_of("unknown") | {"aspect_bucket": "1x1"},
+        record_of("unknown") | {"caption": ""},
+        record_of("unknown") | {"t5_attention_mask": [1]},
+    ],
+)
+def test_record_that_packing_skips_is_a_warning(data_root, instance, merged, line):
+    evaluation = check_lines(data_root, instance, *merged, line)[RECORDS]
+
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+
+
+def test_earlier_duplicate_is_a_warning(data_root, instance, merged):
+    evaluation = check_lines(data_root, instance, *merged, merged[0])[RECORDS]
+
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+
+
+def test_file_that_cannot_be_read_stops_packing(data_root, instance, merged):
+    data_root.stage2_jsonl.unlink()
+    data_root.stage2_jsonl.mkdir()
+
+    evaluation = check_alone(data_root, instance, records_valid)[RECORDS]
+
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.description == "read_error: 1"
 
 
 def test_check_fails_on_a_malformed_line(data_root, instance):

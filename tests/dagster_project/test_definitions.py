@@ -38,7 +38,17 @@ def test_graph_begins_at_the_source_and_ends_at_the_shards(graph):
     assert parents("stage2_jsonl") == embeddings
     assert parents("latent_statistics") == {"vae_latents"}
     assert parents("near_duplicates") == {"dinov3_npy"}
-    assert parents("bucket_shards") == {"stage2_jsonl", "near_duplicates"}
+    assert parents("bucket_shards") == {"stage2_jsonl"}
+
+
+@pytest.mark.parametrize(("text", "upstream"), [("exclude: true", {"near_duplicates"}), ("exclude: false", set())])
+def test_near_duplicates_are_upstream_of_shards_only_where_shards_leave_them_out(data_root, text, upstream):
+    data_root.config_file.write_text(f"near_duplicates: {{{text}}}")
+
+    graph = build_definitions(local_resources(str(data_root.path))).resolve_asset_graph()
+
+    parents = {key.to_user_string() for key in graph.get(dg.AssetKey("bucket_shards")).parent_keys}
+    assert parents == {"stage2_jsonl"} | upstream
 
 
 def test_graph_of_public_data_is_by_itself(graph):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+import uuid
 from dataclasses import replace
 
 import dagster as dg
@@ -18,7 +19,15 @@ from msgspec import structs
 from assets.partitions import images
 from dagster_project import sensors
 from dagster_project.internals.instance import open_instance
+from dagster_project.resume import resume_missing
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.fs.owners import owner_name, use
 from imagemill.inputs.scan import scan_approved
+from imagemill.pipeline.session import Session, open_session
+from imagemill.pipeline.stage2.plan import ids_of, plans_for
+from imagemill.pipeline.stage2.regenerate import regenerate
+from imagemill.store.provenance import ModelIdentity
+from resources.dagster_internals.events import OWNER_TAG
 from resources.data_root import DataRootResource
 from tests.helpers.product import imagemill, photos
 from tests.helpers.stage2 import picture
@@ -184,7 +193,7 @@ def test_tick_without_news_lists_only_the_images(data_root, instance, still, mon
         raise AssertionError("planned without news")
 
     with monkeypatch.context() as without:
-        without.setattr(sensors, "all_jobs", refuse)
+        without.setattr(sensors, "plans_for", refuse)
         requests, skipped, again = tick(data_root, instance, cursor)
     assert (requests, skipped, again) == ([], "nothing new among 3 images", cursor)
 
@@ -220,3 +229,125 @@ def test_vanished_image_is_reported_and_asks_for_nothing(data_root, instance, st
 
     assert tick(data_root, instance)[0] == []
     assert re.search("source_missing +1 input", imagemill("status", "--data-root", data_root.path).stdout)
+
+
+# ---- order and duration of ticks
+
+
+def test_new_images_come_before_those_that_are_only_regenerated(data_root, instance, still):
+    """A tick requests the new ones alone; the next requests what is left, those with a missing file first."""
+    photos(data_root.approved, 4)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    with open_session(data_root.path) as session:
+        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another", facts={}))
+    (data_root.derived / "vae_latents" / "photo0002.npy").unlink()
+    picture(data_root.approved / "a_new.png")
+
+    first, _, cursor = tick(data_root, instance)
+    second, _, _ = tick(data_root, instance, cursor)
+
+    ends = [(r.tags[ASSET_PARTITION_RANGE_START_TAG], r.tags[ASSET_PARTITION_RANGE_END_TAG]) for r in (*first, *second)]
+    assert ends == [("a_new", "a_new"), ("photo0000", "a_new")]
+
+
+def test_image_with_a_missing_file_is_urgent_and_one_under_regeneration_is_not(data_root):
+    photos(data_root.approved, 3)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    (data_root.derived / "vae_latents" / "photo0002.npy").unlink()
+    with open_session(data_root.path) as session:
+        regenerate(session.ledger, "dinov3_npy", "test", ModelIdentity(kind="dinov3_npy", model="another", facts={}))
+        inventory = session.inventory()
+        plans = plans_for(embedding_specs(), list(inventory.scan.sources), inventory, session.ledger)
+
+        assert len(ids_of({spec: plan.jobs for spec, plan in plans.items()})) == 3
+        assert sensors.urgent_images(plans, session.ledger.regenerating()) == ["photo0002"]
+        assert len(sensors.urgent_images(plans, {})) == 3
+
+
+def test_tick_that_takes_too_long_stops_and_the_next_continues_at_its_cursor(data_root, instance, still, monkeypatch):
+    """The state is idle once all images have been planned in it."""
+    photos(data_root.approved, 5)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    monkeypatch.setattr(sensors, "PLANNED_AT_ONCE", 2)
+    monkeypatch.setattr(sensors, "TICK_SECONDS", 0.0)
+    cursor, skipped = None, []
+    for _ in range(3):
+        requests, text, cursor = tick(data_root, instance, cursor)
+        assert requests == []
+        skipped.append(text)
+
+    assert [re.findall(r"photo\d+", text) for text in skipped] == [["photo0001"], ["photo0003"], []]
+    assert json.loads(cursor)["idle"], "the whole folder has been planned in one state"
+    monkeypatch.setattr(sensors, "plans_for", None)
+    assert tick(data_root, instance, cursor)[1] == "nothing new among 5 images"
+
+
+def test_tick_that_continues_in_the_same_state_reads_no_captions_again(data_root, instance, still, monkeypatch):
+    photos(data_root.approved, 5)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    monkeypatch.setattr(sensors, "PLANNED_AT_ONCE", 1)
+    monkeypatch.setattr(sensors, "TICK_SECONDS", 0.0)
+    cursor = None
+    for _ in range(3):  # the first one may change the ledger
+        _, _, cursor = tick(data_root, instance, cursor)
+    monkeypatch.setattr(Session, "inventory", None)
+
+    assert "up to photo0003" in tick(data_root, instance, cursor)[1]
+
+
+def test_work_that_a_later_tick_finds_is_requested(data_root, instance, still, monkeypatch):
+    photos(data_root.approved, 5)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    (data_root.derived / "dinov3" / "photo0003.npy").unlink()
+    monkeypatch.setattr(sensors, "PLANNED_AT_ONCE", 2)
+    monkeypatch.setattr(sensors, "TICK_SECONDS", 0.0)
+
+    first, _, cursor = tick(data_root, instance)
+    second, _, cursor = tick(data_root, instance, cursor)
+
+    assert first == []
+    assert [request.tags[ASSET_PARTITION_RANGE_START_TAG] for request in second] == ["photo0003"]
+    assert not json.loads(cursor)["idle"]
+
+
+def test_tick_logs_the_number_of_images_and_the_first_ten_files(data_root, instance, still, monkeypatch):
+    photos(data_root.approved, 12)
+    lines = []
+    with dg.build_sensor_context(
+        instance=instance, resources={"data_root": DataRootResource(path=str(data_root.path), config_file=None)}
+    ) as context:
+        monkeypatch.setattr(context.log, "info", lines.append)
+        sensors.new_images.evaluate_tick(context)
+
+    (line,) = lines
+    assert line.startswith("12 images with work: photo0000.jpg, photo0001.jpg, ")
+    assert line.endswith("photo0009.jpg, …")
+    assert "photo0010" not in line
+
+
+def test_images_of_a_job_that_was_stopped_are_published(data_root, instance, still):
+    """`resume_missing` publishes itself if it comes to its end; a run of it that works is waited for."""
+
+    def run(status):
+        return instance.create_run_for_job(resume_missing, status=status, run_id=str(uuid.uuid4()), tags={})
+
+    run(dg.DagsterRunStatus.SUCCESS)
+    assert "nothing new" in tick(data_root, instance)[1]
+    working = run(dg.DagsterRunStatus.STARTED)
+    assert working.run_id in tick(data_root, instance)[1]
+    instance.report_run_failed(working)
+
+    (request,), _, _ = tick(data_root, instance)
+    assert request.run_key == f"publish {working.run_id}"
+
+
+def test_tick_reports_runs_of_dead_processes(data_root, instance, still):
+    """Spec: docs/spec/conventions.md#runs-of-dead-processes"""
+    use(data_root.owners)
+    dead = instance.create_run_for_job(resume_missing, status=dg.DagsterRunStatus.STARTED)
+    owner = owner_name().partition("-")[0] + "-0123456789ab"
+    instance.add_run_tags(dead.run_id, {OWNER_TAG: f"{owner}/{dead.run_id}"})
+
+    tick(data_root, instance)
+
+    assert instance.get_run_by_id(dead.run_id).status is dg.DagsterRunStatus.FAILURE

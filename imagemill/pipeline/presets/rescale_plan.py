@@ -296,6 +296,22 @@ def _read_split(plan: RescalePlan, split: str) -> SplitPlan:
     return found
 
 
+def raw_fingerprint(dataset: Dataset, split: str) -> str:
+    """Return the fingerprint of a split's raw records, as a preset's manifest records it."""
+    digest = xxhash.xxh3_128()
+    for _, raw in read_raw(dataset.raw_jsonl(split)):
+        digest.update(raw + b"\n")
+    return f"xxh3:{digest.hexdigest()}"
+
+
+def changed_splits(dataset: Dataset, preset: PresetDir) -> list[str]:
+    """Return the splits whose raw records exist and are not those that the preset was made from, by its manifest."""
+    manifest = read_preset_manifest(preset) or {}
+    recorded = manifest.get("stage_stats", {}).get("rescale", {}).get("splits", {})
+    made_of = {split: counts.get("raw_fingerprint") for split, counts in recorded.items()}
+    return [s for s in dataset.splits() if made_of.get(s) and made_of[s] != raw_fingerprint(dataset, s)]
+
+
 def image_name(record: Mapping[str, Any]) -> str:
     """Return the image path of a valid record, relative to raw and to the preset; equivalent spellings give one path."""
     return posixpath.normpath(record["images"][0])

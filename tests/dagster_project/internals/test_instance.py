@@ -6,8 +6,10 @@ import sys
 
 import dagster as dg
 import yaml
+from dagster._core.instance.config import PoolGranularity
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
+from assets.partitions import GPU_POOL
 from dagster_project.internals.coordinator import DeferCoordinator
 from dagster_project.internals.instance import TEMPLATE, environment_of, open_instance, prepare_home
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
@@ -114,3 +116,31 @@ def test_data_root_of_an_earlier_release_is_opened(data_root):
     with open_instance(data_root) as instance:
         assert type(instance.event_log_storage) is BatchSqliteEventLogStorage
         assert type(instance.run_coordinator) is DeferCoordinator
+
+
+# ---- pool of the runs that load models
+
+
+def pools(instance):
+    return {pool.name: pool.limit for pool in instance.event_log_storage.get_pool_limits()}
+
+
+def test_one_run_at_a_time_loads_models_unless_the_user_sets_another_limit(data_root):
+    """The limit is set when the history is opened for the first time."""
+    with open_instance(data_root) as instance:
+        assert instance.get_concurrency_config().pool_config.pool_granularity is PoolGranularity.RUN
+        assert pools(instance) == {GPU_POOL: 1}
+        instance.event_log_storage.set_concurrency_slots(GPU_POOL, 3)
+
+    with open_instance(data_root) as instance:
+        assert pools(instance) == {GPU_POOL: 3}
+
+
+def test_home_that_limits_pools_by_step_gets_no_limit(data_root):
+    """The steps of a run of the command line would wait for those of other runs."""
+    data_root.dagster_home.mkdir(parents=True)
+    (data_root.dagster_home / "dagster.yaml").write_text(DAGSTER_YAML)
+
+    with open_instance(data_root) as instance:
+        assert instance.get_concurrency_config().pool_config.pool_granularity is not PoolGranularity.RUN
+        assert pools(instance) == {}

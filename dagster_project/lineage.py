@@ -1,0 +1,37 @@
+"""Dependencies of assets that follow the configuration when the code location is loaded."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import dagster as dg
+
+from assets.bucket_shards import bucket_shards
+from assets.near_duplicates import near_duplicates
+from imagemill.config import config_in_force
+from imagemill.domain.layout import DataRoot
+from imagemill.errors import ImagemillError
+from resources.data_root import DataRootResource
+
+
+def with_lineage(assets: Iterable[Any], data_root: DataRootResource) -> list[Any]:
+    """Return the assets; `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out."""
+    if not _excludes_duplicates(data_root):
+        return list(assets)
+    return [_after_near_duplicates(asset) if _makes_shards(asset) else asset for asset in assets]
+
+
+def _excludes_duplicates(data_root: DataRootResource) -> bool:
+    """Return whether shards leave near duplicates out. False if the configuration cannot be read, which its use reports."""
+    try:
+        root, given = DataRoot.resolve(data_root.path or None), data_root.config_file or None
+        return config_in_force(root, given).near_duplicates.exclude
+    except ImagemillError:
+        return False
+
+
+def _makes_shards(asset: Any) -> bool:
+    return isinstance(asset, dg.AssetsDefinition) and bucket_shards.key in asset.keys
+
+
+def _after_near_duplicates(asset: Any) -> Any:
+    return asset.map_asset_specs(lambda spec: spec.replace_attributes(deps=[*spec.deps, near_duplicates.key]))
