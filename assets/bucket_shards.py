@@ -24,25 +24,33 @@ class ShardConfig(dg.Config, ShardOptions):
     """Parameters of one packing run."""
 
 
-@ranged_asset(
-    deps=[stage2_jsonl],
-    partitions_def=buckets,
-    io_manager_key="tar_io",
-    group_name="shards",
-    kinds={"webdataset"},
-    output_required=False,
-)
-def bucket_shards(
-    context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
-) -> Iterator[dg.Output[Leased]]:
-    """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current.
+def shards_asset(*upstream: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    """Return the asset of the shards, which are packed after the records and after these assets."""
 
-    The job `resume_missing` packs every bucket whose samples changed, after it has made what is missing.
-    """
-    if config.dry_run:
-        _rehearse(context, config, data_root)
-    else:
-        yield dg.Output(_packing(context, config, data_root))
+    @ranged_asset(
+        deps=[stage2_jsonl, *upstream],
+        partitions_def=buckets,
+        io_manager_key="tar_io",
+        group_name="shards",
+        kinds={"webdataset"},
+        output_required=False,
+    )
+    def bucket_shards(
+        context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource
+    ) -> Iterator[dg.Output[Leased]]:
+        """`shards/bucket_<bucket>/shard-NNNNNN.tar` with index and manifest, from every record whose files are valid and current.
+
+        The job `resume_missing` packs every bucket whose samples changed, after it has made what is missing.
+        """
+        if config.dry_run:
+            _rehearse(context, config, data_root)
+        else:
+            yield dg.Output(_packing(context, config, data_root))
+
+    return bucket_shards
+
+
+bucket_shards = shards_asset()
 
 
 def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: DataRootResource) -> Leased:

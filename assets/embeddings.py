@@ -31,7 +31,7 @@ from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import record_identity
 from imagemill.store.second_copy import refresh
 from resources.captioner import CaptionerResource
-from resources.dagster_internals.tags import STREAMED_TAG
+from resources.dagster_internals.events import STREAMED_TAG
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 from resources.engine import Engine

@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.bucket_shards import bucket_shards
+from assets.bucket_shards import bucket_shards, shards_asset
 from assets.near_duplicates import near_duplicates
 from imagemill.config import config_in_force
 from imagemill.domain.layout import DataRoot
@@ -17,7 +17,8 @@ def with_lineage(assets: Iterable[Any], data_root: DataRootResource) -> list[Any
     """Return the assets; `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out."""
     if not _excludes_duplicates(data_root):
         return list(assets)
-    return [_after_near_duplicates(asset) if _makes_shards(asset) else asset for asset in assets]
+    # Another definition: dependencies added to a finished one are shown in the graph, but do not order the steps of a run.
+    return [shards_asset(near_duplicates) if _makes_shards(asset) else asset for asset in assets]
 
 
 def _excludes_duplicates(data_root: DataRootResource) -> bool:
@@ -31,7 +32,3 @@ def _excludes_duplicates(data_root: DataRootResource) -> bool:
 
 def _makes_shards(asset: Any) -> bool:
     return isinstance(asset, dg.AssetsDefinition) and bucket_shards.key in asset.keys
-
-
-def _after_near_duplicates(asset: Any) -> Any:
-    return asset.map_asset_specs(lambda spec: spec.replace_attributes(deps=[*spec.deps, near_duplicates.key]))

@@ -13,7 +13,15 @@ from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_project.command_line import COMMAND_TAG
 from imagemill.domain.buckets import BUCKETS
-from resources.dagster_internals.events import DEFER, PARENT_TAG, PLANNED_TAG, UI_TAG, is_command_line_run, is_orphan
+from resources.dagster_internals.events import (
+    DEFER,
+    PARENT_TAG,
+    PLANNED_TAG,
+    STREAMED_TAG,
+    UI_TAG,
+    is_command_line_run,
+    is_orphan,
+)
 from resources.dagster_internals.tags import (
     DEFER_TAG,
     MAX_RETRIES_TAG,
@@ -21,7 +29,6 @@ from resources.dagster_internals.tags import (
     RANGE_START_TAG,
     SCHEDULE_NAME_TAG,
     SENSOR_NAME_TAG,
-    STREAMED_TAG,
     range_tags,
 )
 

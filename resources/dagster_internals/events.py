@@ -51,6 +51,8 @@ DEFER = {DEFER_TAG: "true"}
 OWNER_TAG = "imagemill/owner"
 PLANNED_TAG = "imagemill/planned"
 UI_TAG = "imagemill/launched_in_ui"
+# Of an asset: its runs report each partition themselves.
+STREAMED_TAG = "imagemill/streamed"
 # Tag of a nested run: id of the run whose step executes it.
 PARENT_TAG = "imagemill/parent_run"
 

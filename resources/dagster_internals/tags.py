@@ -15,9 +15,6 @@ GRPC_INFO_TAG = ".dagster/grpc_info"
 # "true" suppresses Dagster's own events for every asset of the run.
 DEFER_TAG = "dagster/defer_asset_events"
 
-# Of an asset: its runs report each partition themselves (events.py).
-STREAMED_TAG = "imagemill/streamed"
-
 DATA_VERSION_TAG = "dagster/data_version"
 IS_USER_PROVIDED_TAG = "dagster/data_version_is_user_provided"
 CODE_VERSION_TAG = "dagster/code_version"

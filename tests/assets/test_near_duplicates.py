@@ -9,11 +9,13 @@ import pytest
 from assets.bucket_shards import bucket_shards
 from assets.near_duplicates import near_duplicates
 from checks.near_duplicates import groups_valid
+from dagster_project.lineage import with_lineage
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.tar import read_shard
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.store.ledger import Ledger
+from resources.data_root import DataRootResource
 from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, photos, stage2, write_records
 from tests.helpers.wiring import check, checks_of, claims, failure_of, history, materialize, materialized
@@ -260,7 +262,9 @@ def test_one_run_makes_the_report_and_the_shards(root, instance):
     """`imagemill run` does this if near duplicates are excluded: the report is written before it is read."""
     configure(root, exclude=True)
 
-    result = materialize(root, instance, near_duplicates, bucket_shards, keys=[BUCKETS[0], BUCKETS[-1]])
+    assets = with_lineage([near_duplicates, bucket_shards], DataRootResource(path=str(root.path)))
+
+    result = materialize(root, instance, *assets, keys=[BUCKETS[0], BUCKETS[-1]])
 
     assert result.success
     assert shards(root) == ["a", "b", "c"]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from imagemill.domain.layout import DataRoot
 from imagemill.store.second_copy import NAME as SECOND_COPY
 from tests.helpers.disk_faults import KILLED, SCOPES, Fault, Product
+from tests.helpers.product import bytes_of
 from tests.helpers.writing_commands import COMMANDS
 
 # Caches of times and inodes: of a preset, and of `imagemill.reading`.
@@ -197,7 +198,7 @@ def outputs(root):
             if path.is_symlink():
                 found[name] = os.readlink(path).encode()
             elif path.is_file() and path.name not in _CACHES:
-                data = path.read_bytes()
+                data = bytes_of(path)
                 found[name] = _VARIES.sub(b"", data) if path.name == SECOND_COPY else data
     return found
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from imagemill.store.second_copy import NAME as SECOND_COPY
 from tests.messages import recorder
 
 STUBS = Path(__file__).with_name("stubs.py")
@@ -84,16 +84,23 @@ def shards_of_photos(coco128, root, **vae_latents):
 def snapshot(*folders):
     """Return bytes and modification time of every file below some folders."""
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {str(path): (bytes_of(path), path.stat().st_mtime_ns) for path in files}
 
 
-_ROOT_ID = re.compile(rb'"root.id": "[0-9a-f]{32}"')
+def bytes_of(path):
+    """Return the bytes of a file; of a second copy, without the random ids of root and history."""
+    if path.name != SECOND_COPY:
+        return path.read_bytes()
+    copy = json.loads(path.read_bytes())
+    for name in ("root.id", "history"):
+        copy["settings"].pop(name, None)
+    return json.dumps(copy, indent=2).encode()
 
 
 def contents(root):
-    """Return the outputs of a run byte for byte, without times and inodes, and without the root's random id."""
+    """Return the outputs of a run byte for byte, without times, inodes and random ids."""
     return {
-        str(path.relative_to(root.path)): _ROOT_ID.sub(b"", path.read_bytes())
+        str(path.relative_to(root.path)): bytes_of(path)
         for folder in (root.derived, root.shards)
         for path in sorted(folder.rglob("*"))
         if path.is_file()

@@ -83,6 +83,9 @@ def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
         assert all(row["dagster_event_type"] == "ASSET_MATERIALIZATION" and row["partition"] for row in left_out), key
     for history in (ours, stock):
         assert len(history.pop(("history/runs.db", "instance_info"))) == 1, "a history has an id of its own"
+    for table in ("concurrency_limits", "concurrency_slots"):
+        assert len(ours.pop((index_file, table))) == 1, "opening a history limits the pool of models to one run"
+        assert stock.pop((index_file, table)) == []
     for key in stock:
         for mine, theirs in zip(ours[key], stock[key], strict=True):
             assert mine == theirs, key

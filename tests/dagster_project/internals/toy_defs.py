@@ -23,8 +23,7 @@ from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import run_here
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ModelMismatch
-from resources.dagster_internals.events import StreamedEvents, deferred, images_failed, launched_in_ui
-from resources.dagster_internals.tags import STREAMED_TAG
+from resources.dagster_internals.events import STREAMED_TAG, StreamedEvents, deferred, images_failed, launched_in_ui
 
 images = dg.DynamicPartitionsDefinition(name="images")
 buckets = dg.StaticPartitionsDefinition(["wide", "square", "tall"])
