@@ -147,8 +147,9 @@ def test_refused_image_is_named_on_the_page_of_the_run(ui, root, page, tmp_path)
         path.unlink()
 
 
-def test_terminate_ends_both_runs_and_execution_again_makes_the_rest(slow_ui, root, page, tmp_path):
-    gone = remove(root, 90, seed=2)
+def terminated(slow_ui, root, page, tmp_path, seed):
+    """Launch a run over missing images and terminate it; return its id and the images."""
+    gone = remove(root, 90, seed)
     run_id = launch(slow_ui, page)
     wait_until(lambda: gone & files(root), 120, "the first files are there")
 
@@ -160,6 +161,16 @@ def test_terminate_ends_both_runs_and_execution_again_makes_the_rest(slow_ui, ro
 
     assert [run["status"] for run in family(slow_ui, run_id)] == ["CANCELED", "CANCELED"]
     assert not gone <= files(root), "it was stopped before its end"
+    return run_id, gone
+
+
+def test_terminate_ends_both_runs(slow_ui, root, page, tmp_path):
+    terminated(slow_ui, root, page, tmp_path, seed=2)
+
+
+@pytest.mark.soak
+def test_execution_again_makes_the_rest(slow_ui, root, page, tmp_path):
+    run_id, gone = terminated(slow_ui, root, page, tmp_path, seed=3)
 
     page.get_by_role("button", name="Re-execute all").click()
     page.wait_for_url(lambda url: "/runs/" in url and run_id not in url)
