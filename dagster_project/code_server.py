@@ -43,6 +43,11 @@ class CodeServer(msgspec.Struct, frozen=True, kw_only=True):
         return client
 
 
+def shown(host: str) -> str:
+    """Return a host as it is written in front of a port."""
+    return f"[{host}]" if ":" in host else host
+
+
 def reachable(host: str) -> str:
     """Return the address at which a server that listens on this one can be reached from its machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)

@@ -6,13 +6,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from dagster_project.code_location import LOCATION
-from dagster_project.code_server import CodeServer
+from dagster_project.code_server import CodeServer, shown
 from imagemill.errors import WrongUsage
-
-
-def shown(host: str) -> str:
-    """Return a host as it is written in front of a port."""
-    return f"[{host}]" if ":" in host else host
 
 
 def refuse_port(host: str, port: int) -> None:

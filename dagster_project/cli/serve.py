@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_project.cli.addresses import code_servers, refuse_port, shown
+from dagster_project.cli.addresses import code_servers, refuse_port
 from dagster_project.cli.options import OneOf, root_options
 from dagster_project.code_location import LOCATION
+from dagster_project.code_server import CodeServer, shown
 from imagemill.domain.layout import HOME_VARIABLE, DataRoot, local_path
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.session import Session
@@ -106,7 +107,6 @@ def code(session: Session, port: int | None, host: str, socket: str | None) -> N
     if socket and port:
         raise WrongUsage("--port and --socket are both given", do="give one of them")
     sweep_state(root)
-    from dagster_project.code_server import CodeServer
     from dagster_project.internals.instance import serialized_instance
     from dagster_project.service import ServiceSettings
     from resources.keys import NAME
@@ -131,7 +131,6 @@ def code(session: Session, port: int | None, host: str, socket: str | None) -> N
 @_root
 def health(root: DataRoot, service: str, port: int | None, host: str, socket: str | None) -> None:
     """Exit with 0 if a service on this machine works, else with 1 and the reason."""
-    from dagster_project.code_server import CodeServer
     from dagster_project.internals import health as checks
 
     port = port or _PORTS.get(service, 0)

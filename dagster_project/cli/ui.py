@@ -4,22 +4,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dagster_project.cli.addresses import refuse_port, shown
+from dagster_project.cli.addresses import refuse_port
 from dagster_project.cli.options import all_roots
 from dagster_project.code_location import LOCATION
+from dagster_project.code_server import CodeServer, shown
 from imagemill.config import name_in_history
 from imagemill.domain.layout import HOME_VARIABLE, DataRoot
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.session import open_session
 from imagemill.store.locations import refuse_no_root, refuse_read_only, sweep_state
 from imagemill.web_guard import allowed_host
-
-if TYPE_CHECKING:
-    from dagster_project.code_server import CodeServer
 
 
 @click.command("ui")
@@ -71,9 +68,8 @@ def _checked(given: DataRoot) -> DataRoot:
     return root
 
 
-def _servers(roots: list[DataRoot], folder: Path) -> "Iterator[CodeServer]":
+def _servers(roots: list[DataRoot], folder: Path) -> Iterator[CodeServer]:
     """Yield the code server of each root, on a socket in the folder."""
-    from dagster_project.code_server import CodeServer
     from dagster_project.service import SOCKET
 
     for number, root in enumerate(roots):

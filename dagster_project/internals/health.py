@@ -2,7 +2,7 @@
 
 import http.client
 
-from dagster_project.code_server import CodeServer, reachable
+from dagster_project.code_server import CodeServer, reachable, shown
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 
@@ -38,10 +38,7 @@ def check_code_server(server: CodeServer) -> None:
     import grpc
     from grpc_health.v1 import health_pb2
 
-    host = reachable(server.host)
-    address = (
-        f"unix:{server.socket_path}" if server.socket_path else f"{f'[{host}]' if ':' in host else host}:{server.port}"
-    )
+    address = f"unix:{server.socket_path}" if server.socket_path else f"{shown(reachable(server.host))}:{server.port}"
     # Otherwise gRPC would send the request to the proxy of `http_proxy`.
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         check = channel.unary_unary(

@@ -11,7 +11,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # toy_history
 
-from toy_history import BATCHES, KEYS, WRITERS, everything_dagster_writes, stable_rows, write_in_several_processes
+from toy_history import (
+    BATCHES,
+    KEYS,
+    WRITERS,
+    assert_partitions_agree,
+    everything_dagster_writes,
+    stable_rows,
+    write_in_several_processes,
+)
 
 from dagster_project.history_errors import HistoryUnusable
 from dagster_project.internals import batched_events
@@ -137,25 +145,7 @@ def test_partitions_are_those_that_stock_storage_finds(url, tmp_path):
     """With any cursors, after a wipe, and for keys that are not registered."""
     with open_instance(history(tmp_path, url)) as instance:
         everything_dagster_writes(instance)
-        ours = instance.event_log_storage
-        stock = PostgresEventLogStorage(ours.postgres_url)
-        stock.register_instance(instance)
-        assets = [dg.AssetKey(name) for name in ("dinov3_npy", "approved_images", "watched", "nothing")]
-        newest = ours.get_maximum_record_id()
-
-        def compare():
-            for asset in assets:
-                for before, after in [(None, None), (newest, 1), (newest - 5, None), (None, newest - 20), (3, 0)]:
-                    found = ours.get_materialized_partitions(asset, before, after)
-                    assert found == stock.get_materialized_partitions(asset, before, after)
-
-        compare()
-        assert len(ours.get_materialized_partitions(assets[0])) == len(KEYS)
-        keys = [*KEYS[:3], "unknown"]
-        assert ours.get_existing_dynamic_partitions("images", keys) == set(KEYS[:3])
-        instance.wipe_assets(assets[:1])
-        assert ours.get_materialized_partitions(assets[0]) == set()
-        compare()
+        assert_partitions_agree(instance, PostgresEventLogStorage(instance.event_log_storage.postgres_url))
 
 
 def test_partition_keys_are_cached_until_any_process_changes_them(url, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from toy_history import (
     BATCHES,
     KEYS,
     WRITERS,
+    assert_partitions_agree,
     everything_dagster_writes,
     stable_name,
     stable_rows,
@@ -210,26 +211,4 @@ def test_partitions_are_those_that_stock_storage_finds(tmp_path):
     (tmp_path / "home").mkdir()
     with open_instance(DataRoot(tmp_path / "home")) as instance:
         everything_dagster_writes(instance)
-        ours = instance.event_log_storage
-        stock = SqliteEventLogStorage(ours._base_dir)
-        stock.register_instance(instance)
-        assets = [dg.AssetKey(name) for name in ("dinov3_npy", "approved_images", "watched", "nothing")]
-        newest = ours.get_maximum_record_id()
-
-        def compare():
-            for asset in assets:
-                for before, after in [(None, None), (newest, 1), (newest - 5, None), (None, newest - 20), (3, 0)]:
-                    found = ours.get_materialized_partitions(asset, before, after)
-                    assert found == stock.get_materialized_partitions(asset, before, after)
-
-        compare()
-        assert len(ours.get_materialized_partitions(assets[0])) == len(KEYS)
-        keys = [*KEYS[:3], "unknown"]
-        assert ours.get_existing_dynamic_partitions("images", keys) == set(KEYS[:3])
-        if theirs := getattr(
-            stock, "get_existing_dynamic_partitions", None
-        ):  # not in the oldest Dagster that is permitted
-            assert ours.get_existing_dynamic_partitions("images", keys) == theirs("images", keys)
-        instance.wipe_assets(assets[:1])
-        assert ours.get_materialized_partitions(assets[0]) == set()
-        compare()
+        assert_partitions_agree(instance, SqliteEventLogStorage(instance.event_log_storage._base_dir))
