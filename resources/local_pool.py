@@ -99,7 +99,7 @@ def run_on_processes(
                 work = worker_class, each[number], current_folder()
                 pool = ProcessPool(1, initializer=_begin, initargs=(os.getpid(), *work), context=spawn)
                 pools[pool] = spawn
-            running[pool.schedule(_stream, args=(batch.keys,))] = pool, batch
+            running[_schedule(pool, _stream, batch.keys)] = pool, batch
 
     try:
         for number in range(workers):
@@ -137,9 +137,19 @@ def run_on_processes(
         ]  # running only if the work stopped early
         if lost and death:
             raise WorkerDied(death.pid, death.exitcode, lost)
-        wait([pool.schedule(_close) for pool, spawn in pools.items() if not spawn.is_dead(pool)], CLOSE_SECONDS)
+        wait([_schedule(pool, _close) for pool, spawn in pools.items() if not spawn.is_dead(pool)], CLOSE_SECONDS)
     finally:
         _stop(pools)
+
+
+def _schedule(pool: ProcessPool, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Schedule a call. If the process of the pool has died, which pebble reports by a RuntimeError, the future has failed."""
+    try:
+        return pool.schedule(function, args=args)
+    except RuntimeError:
+        broken: Future[Any] = Future()
+        broken.set_exception(BrokenProcessPool())
+        return broken
 
 
 def _after_death(

@@ -1,5 +1,6 @@
 """Execution engines behind one interface."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -116,6 +117,27 @@ def test_worker_killed_from_outside_loses_no_row():
     os.kill(first[2], signal.SIGKILL)
 
     assert sorted(row[0] for row in (first, *rows)) == list(range(400))
+    assert children() == []
+
+
+@pytest.mark.parametrize("call", [3, 4, 5, 9, 10])
+def test_worker_that_dies_before_it_gets_its_next_batch_loses_no_row(monkeypatch, call):
+    """pebble refuses work then with a RuntimeError. Calls 3 and 4 fill the workers, 9 and 10 close them."""
+    calls = itertools.count(1)
+
+    class Pool(local_pool.ProcessPool):
+        def schedule(self, *args, **kwargs):
+            if next(calls) == call:
+                while self.active:
+                    for pid in list(self._pool_manager.worker_manager.workers):
+                        os.kill(pid, signal.SIGKILL)
+                    time.sleep(0.01)
+            return super().schedule(*args, **kwargs)
+
+    monkeypatch.setattr(local_pool, "ProcessPool", Pool)
+
+    assert sorted(row[0] for row in two.map_batches(Doubling, range(8), batch_size=1)) == list(range(8))
+    assert next(calls) > call
     assert children() == []
 
 
