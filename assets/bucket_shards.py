@@ -72,7 +72,7 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
 
 def _record(ledger: Ledger, run_id: str, found: Readiness, *, adopting: bool) -> None:
     if adopting:  # withdrawing packs no files, and files of a kind that is being regenerated must stay old
-        ledger.record_files(found.adopted)
+        ledger.record_files(found.adopted, made=False)
     if found.filtered:
         ledger.clear_problems(ASSET, (sample.image_id for sample in found.ready))
         ledger.record_problems(found.problems)

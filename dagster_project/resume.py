@@ -19,9 +19,10 @@ from dagster_project.work import CommandSession, open_command
 from imagemill.fs.owners import use
 from imagemill.inputs.row_captions import METADATA
 from imagemill.options import ResumeOptions
-from imagemill.pipeline.problem_list import DECISIONS, OF_LINES, InputProblem
+from imagemill.pipeline.problem_list import OF_LINES, InputProblem
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.status import Status, read_status
+from imagemill.store.ledger import DECISIONS
 from imagemill.store.locations import refuse_no_images
 from io_managers.refusals import not_arrived
 from resources.dagster_internals.events import ExplainedFailure, claim_run, images_failed

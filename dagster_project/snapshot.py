@@ -140,6 +140,7 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
     status = msgspec.structs.replace(
         status, images=msgspec.structs.replace(images, embedded=0, up_to_date=images.up_to_date + images.embedded)
     )
+    session.ledger.note_gone({problem.item for problem in status.problems if problem.outcome == "gone"})
     merged = work.counts().get("stage2_jsonl", {})
     found = Snapshot(
         release=version("imagemill"),

@@ -16,10 +16,11 @@ from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.domain.layout import DataRoot
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.accounting import progress_line
-from imagemill.pipeline.problem_list import DECISIONS, RENAMED, InputProblem, renames_line
+from imagemill.pipeline.problem_list import RENAMED, InputProblem, renames_line
 from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
 from imagemill.pipeline.status import Status, input_lines, read_status
+from imagemill.store.ledger import DECISIONS
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
 

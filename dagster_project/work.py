@@ -5,7 +5,6 @@
 One run is implemented in assets/, its start in dagster_project/internals/runs.py, printing in cli/.
 """
 
-import os
 import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from imagemill.inputs.scan import Scan
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.leases import holder_without_run
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.current_plans import all_jobs
@@ -147,7 +147,7 @@ class CommandSession:
         """Let renamed images take over captions and withdrawals of their earlier names; records follow with `publish`."""
         scan, ledger = self.session.plan().scan, self.session.ledger
         threads = self.session.config.decoders
-        self.accepted = accept_renames(self.root, scan, ledger, f"of process {os.getpid()}", threads=threads)
+        self.accepted = accept_renames(self.root, scan, ledger, holder_without_run(), threads=threads)
         refresh(self.root, ledger)
 
     def end_former_names(self) -> None:
@@ -256,7 +256,7 @@ class CommandSession:
     @contextmanager
     def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str]) -> Iterator[None]:
         """Mark these kinds as being regenerated. If the block raises, remove the marks that were set here."""
-        ledger, run_id, begun = self.session.ledger, f"of process {os.getpid()}", []
+        ledger, run_id, begun = self.session.ledger, holder_without_run(), []
         identities = {spec.kind: self._can_regenerate(spec) for spec in specs if spec.kind in kinds}
         try:
             for kind, identity in identities.items():
@@ -281,7 +281,7 @@ class CommandSession:
 
     def cancel_regeneration(self, kind: str) -> int:
         """Remove the mark from a kind of which no file has been replaced; return the number of files that count again."""
-        restored = cancel(self.session.ledger, kind, f"of process {os.getpid()}")
+        restored = cancel(self.session.ledger, kind, holder_without_run())
         refresh(self.root, self.session.ledger)
         return restored
 

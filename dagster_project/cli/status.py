@@ -7,11 +7,12 @@ import msgspec
 
 from dagster_project.cli.options import root_options
 from dagster_project.snapshot import names_state, read_snapshot
+from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.pipeline.problem_list import renames_line
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
-from imagemill.pipeline.status import Status, input_lines, read_status
+from imagemill.pipeline.status import Status, input_lines, ledger_of_runs, read_status
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
 
@@ -20,13 +21,17 @@ SHOWN = 20
 
 @click.command("status")
 @click.option("--fresh", is_flag=True, help="Look at every file instead of reporting the end of the last command.")
+@click.option("--since", metavar="TIME", help="What changed since then: 24h, 7d, 2026-11-24, or the id of a run.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(session: Session, fresh: bool, as_json: bool) -> None:
+def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> None:
     """Count images, embeddings, records, shards, and inputs that did not reach the output.
 
     The state is that at the end of the last command; only the names in approved/ are compared with it.
     """
+    if since is not None:
+        _print_changes(session, since, as_json=as_json)
+        return
     snapshot = None if fresh or not session.root.approved.is_dir() else read_snapshot(session.root)
     status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
     changed = bool(snapshot and snapshot.names != names_state(session))
@@ -46,6 +51,21 @@ def command(session: Session, fresh: bool, as_json: bool) -> None:
         click.echo(line)
     for name, place in lost.items():
         click.echo(f"gone        {name}: the recorded folder {place} does not exist")
+
+
+def _print_changes(session: Session, since: str, *, as_json: bool) -> None:
+    ledger = ledger_of_runs(session)
+    changes = read_changes(ledger, parse_since(since, ledger))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(changes)).decode())
+        return
+    click.echo(f"since       {changes.since}")
+    for name, ids in changes.images.items():
+        rest = f" and {len(ids) - SHOWN:,} more: --json lists them all" if len(ids) > SHOWN else ""
+        names = f": {', '.join(ids[:SHOWN])}{rest}" if ids else ""
+        click.echo(f"{name.replace('_', ' '):<13} {len(ids):>7,}{names}")
+    if changes.unknown:
+        click.echo(f"{'unknown':<13} {changes.unknown:>7,}: an earlier release recorded these images without a time")
 
 
 def status_lines(status: Status) -> Iterator[str]:

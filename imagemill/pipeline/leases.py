@@ -6,6 +6,7 @@ stored in the ledger; a claim of a dead process is ignored.
 Spec: docs/spec/conventions.md#leases
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,13 @@ from imagemill.store.ledger import Ledger
 
 POLL_SECONDS = 0.25
 MOST_SECONDS = 3600.0
+
+_WITHOUT_RUN = "of process "
+
+
+def holder_without_run() -> str:
+    """Return the text that a command without a run records in its leases instead of a run id."""
+    return f"{_WITHOUT_RUN}{os.getpid()}"
 
 
 class StillHeld(ImagemillError, TimeoutError):
@@ -44,6 +52,8 @@ def wait_for_claim(ledger: Ledger, asset: str, items: Sequence[str], run_id: str
                 do="let that run end, or terminate it, then run the same command again",
             )
         time.sleep(POLL_SECONDS)
+    if not run_id.startswith(_WITHOUT_RUN):
+        ledger.in_run(run_id)
 
 
 @contextmanager

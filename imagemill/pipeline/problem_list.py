@@ -29,7 +29,7 @@ from imagemill.pipeline.stage2.merge import ASSET as RECORDS
 from imagemill.pipeline.stage2.plan import IMAGE_REASONS, plan_for
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED, REPLACED_TEXTS, quarantined
 from imagemill.pipeline.stage2.renames import find_renames
-from imagemill.store.ledger import Ledger, Problem, SourceRow
+from imagemill.store.ledger import DECISIONS, Ledger, Problem, SourceRow
 from imagemill.text.units import counted
 
 SOURCE_MISSING, RENAMED, UNPAIRED = "source_missing", "renamed", "unpaired"
@@ -42,9 +42,6 @@ def stage2_assets() -> set[str]:
     """Return the assets of Stage 2 and of its shards. Public data and Stage-A have summaries of their own."""
     return {SOURCE_ASSET, SIDECARS, METADATA, CAPTIONER, *(spec.kind for spec in embedding_specs()), RECORDS, SHARDS}
 
-
-# Reasons that are decisions of the user: listed, but not a fault.
-DECISIONS = frozenset({"withdrawn", "near_duplicate"})
 
 # Reasons of lines of the file of records, which are not images.
 OF_LINES = frozenset({MALFORMED, BAD_ID, DUPLICATE})

@@ -280,8 +280,8 @@ def apply_repair(root: DataRoot, repair: Repair) -> Path | None:
                 ledger.record_setting(name, value)
             record_inputs_of_copy(root, ledger, repair.settings, copied=repair.copied_at is not None)
             ledger.record_withdrawals(repair.withdrawn)
-            ledger.record_sources(repair.sources)
-            ledger.record_files(repair.files)
+            ledger.record_sources(repair.sources, seen=False)
+            ledger.record_files(repair.files, made=False)
         kept = _quarantine(root)
         os.replace(fresh, root.ledger)
     finally:

@@ -147,6 +147,7 @@ class Session:
         ):  # the ledger has not changed since
             inventory = looked[0]
         inventory.ledger_version, inventory.kept = version, None
+        self.ledger.forget_solved()
         inventory.survey(self.ledger)
         inventory.records_state = state_of(self.root.stage2_jsonl)
         adopt_captions(inventory, self.ledger)

@@ -20,12 +20,12 @@ from imagemill.inputs.listing import is_companion
 from imagemill.inputs.scan import Scan
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
-from imagemill.pipeline.problem_list import DECISIONS, InputProblem, current_problems, list_problems, stage2_assets
+from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems, stage2_assets
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import DECISIONS, Ledger, Problem
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
 from imagemill.text.units import counted

@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from imagemill.domain.layout import DataRoot
+from tests.helpers.earlier_release import undo_version_12
 from tests.helpers.product import imagemill, photos, start
 from tests.helpers.ui import Ui, free_port, wait_until
 
@@ -141,6 +142,7 @@ def test_ledger_that_was_lost_keeps_its_id(tmp_path, home):
 
 def as_of_previous_release(root):
     with sqlite3.connect(root.ledger) as db:
+        undo_version_12(db)
         db.execute("DELETE FROM settings WHERE name = 'root.id'")
         db.execute("PRAGMA user_version = 10")
     for copy in root.path.glob("*/.imagemill.json"):

@@ -8,9 +8,10 @@ from imagemill.store.ledger import HISTORY
 
 
 def as_of_earlier_release(root):
-    """Remove from the ledger, and from its second copies, what versions 6 to 11 added."""
+    """Remove from the ledger, and from its second copies, what versions 6 to 12 added."""
     names = (*NAMES.values(), "adopted.color", "root.id", HISTORY)
     with sqlite3.connect(root.ledger) as db:
+        undo_version_12(db)
         for column in ("color", "profile", "first_frame"):
             db.execute(f"ALTER TABLE sources DROP COLUMN {column}")
         for column in ("lines", "conflict", "texts"):
@@ -26,3 +27,13 @@ def as_of_earlier_release(root):
         for name in names:
             document["settings"].pop(name, None)
         copy.write_text(json.dumps(document))
+
+
+def undo_version_12(db):
+    """Remove what version 12 added to a ledger."""
+    db.execute("DROP TRIGGER problem_solved")
+    for table, columns in {"sources": ("added_at",), "captions": (), "files": ()}.items():
+        for column in (*columns, "changed_at", "run_id"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    for table in ("runs", "solved", "gone", "marks"):
+        db.execute(f"DROP TABLE {table}")

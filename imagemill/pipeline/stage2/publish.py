@@ -249,7 +249,8 @@ def _publish_batch(
     staged = {row.staged: row for row in batch if row.staged}
     for path, error in flush_files(list(staged)).items():
         _not_written(staged[path], path, error)
-    files = [row.file for row in batch if row.file]
+    made = [row.file for row in batch if row.file and row.outcome in _CHANGES]
+    found = [row.file for row in batch if row.file and row.outcome not in _CHANGES]
     good = [row.image_id for row in batch if row.file]
     masks = [
         (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"])
@@ -262,7 +263,8 @@ def _publish_batch(
         for identity in {row.identity.key: row.identity for row in batch if row.identity}.values():
             guard_identity(ledger, identity)
         ledger.record_sources(row.source for row in batch if row.source)
-        ledger.record_files(files)
+        ledger.record_files(made)
+        ledger.record_files(found, made=False)
         ledger.record_masks(mask for mask in masks if mask[1] is not None)  # type: ignore[misc]
         if kind == T5.kind:
             ledger.copy_masks({row.image_id: row.facts["donor"] for row in batch if "donor" in row.facts})

@@ -78,7 +78,7 @@ def current_files(spec: EmbeddingSpec, derived: Path, ledger: Ledger) -> Current
             found.left_out[image_id] = "superseded" if row.model_key == SUPERSEDED else "stale"
             continue
         found.files.append(CurrentFile(source, row.content))
-    ledger.record_files(adopted)
+    ledger.record_files(adopted, made=False)
     return found
 
 

@@ -29,20 +29,22 @@ from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
 from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
 from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
-from imagemill.store.ledger.problems import PROBLEMS, Problem, Problems
+from imagemill.store.ledger.problems import DECISIONS, PROBLEMS, Problem, Problems
+from imagemill.store.ledger.recent import CHANGES_SINCE, GONE, SOLVED, Recent
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.renames import ACCEPTED, DONE, RECORDED, RENAMES, Rename, Renames, Takeover
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, HISTORY, ROOT_ID, SETTINGS
 from imagemill.store.ledger.sources import ARRIVALS, SOURCES, SourceRow, Sources
+from imagemill.store.ledger.stamps import RUNS
 from imagemill.store.ledger.summaries import SUMMARIES, FinishedSummary, Summaries
 from imagemill.store.ledger.table import Table
 from imagemill.store.ledger.verified import VERIFIED, VerifiedSets
-from imagemill.store.ledger.withdrawals import WITHDRAWN, Withdrawals
+from imagemill.store.ledger.withdrawals import MARKS, WITHDRAWN, Withdrawals
 
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
-    WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES,
+    WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES, RUNS, SOLVED, GONE, MARKS,
 )  # fmt: skip
 
 
@@ -62,7 +64,18 @@ ColumnRule = ValueRule | tuple[str, ...]
 
 
 class Ledger(
-    Sources, Captions, Files, Problems, Counts, Regenerations, Withdrawals, Leases, VerifiedSets, Summaries, Renames
+    Sources,
+    Captions,
+    Files,
+    Problems,
+    Counts,
+    Regenerations,
+    Withdrawals,
+    Leases,
+    VerifiedSets,
+    Summaries,
+    Renames,
+    Recent,
 ):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 
@@ -98,9 +111,9 @@ class Ledger(
 
 
 __all__ = [
-    "ACCEPTED", "BEGUN", "DONE", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA", "FROM_PREVIEW",
-    "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "HISTORY", "IN_MEMORY", "RECORDED", "ROOT_ID", "SUPERSEDED",
-    "VERSION",
+    "ACCEPTED", "BEGUN", "CHANGES_SINCE", "DECISIONS", "DONE", "EVERY", "FROM_CAPTIONER", "FROM_FOLDER", "FROM_METADATA",
+    "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "HISTORY", "IN_MEMORY", "RECORDED", "ROOT_ID",
+    "SUPERSEDED", "VERSION",
     "CaptionKey", "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost",
     "Ledger", "LedgerDamaged", "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
 ]  # fmt: skip

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature, fingerprint
-from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.sources import SOURCES, SourceRow
+from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Codec, Table, qualified, split_columns
 
 # Origins of a caption. One that begins with `preview` keeps the sample out of shards.
@@ -132,10 +132,13 @@ class CaptionKey(msgspec.Struct, frozen=True):
 
 
 RECORDED_CAPTIONS = Table("recorded_captions", RecordedCaption)
+_RECORD = stamped(
+    CAPTIONS, "image_id", "captions.fingerprint = excluded.fingerprint AND captions.texts IS excluded.texts"
+)
 _KEYS = Table("captions", CaptionKey, conflict=Codec(int, bool), texts=_TEXTS)
 
 
-class Captions(Database):
+class Captions(Stamped):
     """Reads and writes of captions."""
 
     def caption_keys(self) -> dict[str, CaptionKey]:
@@ -240,7 +243,7 @@ class Captions(Database):
 
     def record_captions(self, rows: Iterable[CaptionRow]) -> None:
         """Insert or replace captions."""
-        self._insert(CAPTIONS, rows)
+        self._record_stamped(_RECORD, CAPTIONS.values(rows))
 
     def record_captioned(self, rows: Iterable[Captioned]) -> None:
         """Insert or replace rows of captioned images."""

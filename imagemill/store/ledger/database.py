@@ -3,6 +3,7 @@
 import os
 import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -59,6 +60,7 @@ class Database:
         self._helper: Self | None = None
         self._as_before: dict[int, int] = {}
         self._changes: Counter[str] = Counter()  # rows changed by this connection, by table
+        self._opened_at = int(time.time())
         with self._errors():
             self._db = _connect(path, read_only)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.store.ledger.database import Database
+from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
 # ModelEntry of an existing file whose kind is being regenerated.
@@ -37,9 +37,10 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
 
 
 FILES = Table("files", FileRow)
+_RECORD = stamped(FILES, "kind, image_id, signature", "files.content = excluded.content")
 
 
-class Files(Database):
+class Files(Stamped):
     """Reads and writes of npy files."""
 
     def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, FileSignature], FileRow]:
@@ -77,9 +78,9 @@ class Files(Database):
         """Return the number of files of a kind by model key."""
         return dict(self._rows("SELECT maker, count(*) FROM files WHERE kind = ? GROUP BY maker", (kind,)))  # type: ignore[arg-type]
 
-    def record_files(self, rows: Iterable[FileRow]) -> None:
-        """Insert or replace rows of files."""
-        self._insert(FILES, rows)
+    def record_files(self, rows: Iterable[FileRow], *, made: bool = True) -> None:
+        """Insert or replace rows of files. `made`: whether imagemill has just made them; if not, their time is unknown."""
+        self._record_stamped(_RECORD, FILES.values(rows), known=made)
 
     def forget_superseded(self, rows: Iterable[FileRow]) -> None:
         """Delete the rows of files that these have replaced on disk. Call it after the rename."""

@@ -31,6 +31,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 PROBLEMS = Table("problems", Problem)
 
+# Reasons that are decisions of the user: listed, but not a fault.
+DECISIONS = frozenset({"withdrawn", "near_duplicate"})
+
 # A problem recorded again keeps its first time, unless the reason changes.
 _UPSERT = (
     PROBLEMS.insert.replace("INSERT OR REPLACE", "INSERT")

@@ -13,7 +13,7 @@ from imagemill.store.ledger.captions import CAPTIONED, CAPTIONS, RECORDED_CAPTIO
 from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.sources import ARRIVALS, SOURCES, Arrival
 from imagemill.store.ledger.table import Table
-from imagemill.store.ledger.withdrawals import WITHDRAWN
+from imagemill.store.ledger.withdrawals import MARKS, WITHDRAWN
 
 # States of an accepted rename: the records have the former id, the records are written, nothing is left to do.
 ACCEPTED: Final = "accepted"
@@ -21,7 +21,7 @@ RECORDED: Final = "recorded"
 DONE: Final = "done"
 
 # Tables with rows of an image that end with its name. Those of its files stay, as the files do.
-_ENDED: Final = (SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, ARRIVALS, WITHDRAWN)
+_ENDED: Final = (SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, ARRIVALS, WITHDRAWN, MARKS)
 
 
 class Rename(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Renames(Database):
         return next(self._select(RENAMES, [former], key="former"), None)
 
     def accept_renames(self, taken: Sequence[Takeover]) -> None:
-        """End the former ids, in one transaction; the new ones take over captions and withdrawals.
+        """End the former ids, in one transaction; the new ones take over captions, withdrawals, marks and times.
 
         An earlier rename to a former id becomes one to the new id.
         """
@@ -91,13 +91,18 @@ class Renames(Database):
         new = {each.former: each.image_id for each in taken}
         with self.transaction():
             self._insert(CAPTIONS, (each.caption for each in taken if each.caption))
-            for table, columns in (("captioned", "image, maker, cut_off"), ("withdrawn", "at")):
+            for table, columns in (("captioned", "image, maker, cut_off"), ("withdrawn", "at"), ("marks", "at")):
                 # Only with its caption does an image take over which model wrote it.
-                pairs = [each for each in taken if each.caption or table == "withdrawn"]
+                pairs = [each for each in taken if each.caption or table != "captioned"]
                 self._change_each(
                     f"INSERT OR REPLACE INTO {table} SELECT ?, {columns} FROM {table} WHERE image_id = ?",
                     ((each.image_id, each.former) for each in pairs),
                 )
+            self._change_each(
+                "UPDATE sources SET (added_at, changed_at, run_id) ="
+                " (SELECT added_at, changed_at, run_id FROM sources WHERE image_id = ?) WHERE image_id = ?",
+                ((each.former, each.image_id) for each in taken),
+            )
             for table in _ENDED:
                 self._change_each(f"DELETE FROM {table.name} WHERE image_id = ?", ((former,) for former in new))
             self._change_each("DELETE FROM problems WHERE item = ?", ((former,) for former in new))

@@ -6,7 +6,7 @@ import msgspec
 
 from imagemill.domain.inputs import IGNORE, UNCHANGED, ColorSetting, converts
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.store.ledger.database import Database
+from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
 
@@ -70,9 +70,10 @@ class Arrival(msgspec.Struct, frozen=True):
 SOURCES = Table("sources", SourceRow)
 ARRIVALS = Table("arrivals", Arrival)
 _IDS = Table("sources", _SourceId)
+_RECORD = stamped(SOURCES, "image_id", "sources.fingerprint = excluded.fingerprint", added=True)
 
 
-class Sources(Database):
+class Sources(Stamped):
     """Reads and writes of approved images."""
 
     def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
@@ -118,10 +119,13 @@ class Sources(Database):
         """Delete the rows of these images, which are then opened again."""
         self._change_each("DELETE FROM sources WHERE image_id = ?", ((image_id,) for image_id in ids))
 
-    def record_sources(self, rows: Iterable[SourceRow]) -> None:
-        """Insert or replace rows of images. Those that had none are also recorded as arrivals."""
+    def record_sources(self, rows: Iterable[SourceRow], *, seen: bool = True) -> None:
+        """Insert or replace rows of images. Those that had none are also recorded as arrivals.
+
+        `seen`: whether they have just been read; if not, their time is unknown.
+        """
         given = list(rows)
         with self.transaction():
             known = {row.image_id for row in self._select(_IDS, [row.image_id for row in given])} if given else set()
             self._insert(ARRIVALS, (Arrival(row.image_id) for row in given if row.image_id not in known))
-            self._insert(SOURCES, given)
+            self._record_stamped(_RECORD, SOURCES.values(given), known=seen)

@@ -1,4 +1,4 @@
-"""`withdrawn`: images that a user withdrew from the shards."""
+"""`withdrawn`: images that a user withdrew from the shards; `marks`: images that a user has marked, to withdraw them."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -16,20 +16,30 @@ class Withdrawal(msgspec.Struct, frozen=True):
     at: str
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """One marked image. `at`: UTC, ISO 8601."""
+
+    image_id: str
+    at: str
+
+
 WITHDRAWN = Table("withdrawn", Withdrawal)
+MARKS = Table("marks", Mark)
 
 
 class Withdrawals(Database):
-    """Reads and writes of withdrawals."""
+    """Reads and writes of withdrawals and marks."""
 
     def withdrawals(self) -> dict[str, str]:
         """Return the withdrawn images with the time of their withdrawal."""
         return {row.image_id: row.at for row in self._select(WITHDRAWN)}
 
     def withdraw(self, ids: Iterable[str]) -> None:
-        """Record these images as withdrawn now."""
-        now = datetime.now(UTC).isoformat(timespec="microseconds")
-        self.record_withdrawals(dict.fromkeys(ids, now))
+        """Record these images as withdrawn now, and remove their marks."""
+        withdrawn = dict.fromkeys(ids, _now())
+        with self.transaction():
+            self.record_withdrawals(withdrawn)
+            self.unmark(withdrawn)
 
     def record_withdrawals(self, withdrawn: dict[str, str]) -> None:
         """Insert or replace withdrawals with their times."""
@@ -38,3 +48,20 @@ class Withdrawals(Database):
     def restore(self, ids: Iterable[str]) -> None:
         """Delete the withdrawals of these images."""
         self._change_each("DELETE FROM withdrawn WHERE image_id = ?", ((image_id,) for image_id in ids))
+
+    def marks(self) -> dict[str, str]:
+        """Return the marked images with the time of their mark."""
+        return {row.image_id: row.at for row in self._select(MARKS)}
+
+    def mark(self, ids: Iterable[str]) -> None:
+        """Mark these images; one that is marked keeps its time."""
+        now = _now()
+        self._change_each("INSERT OR IGNORE INTO marks VALUES (?, ?)", ((image_id, now) for image_id in ids))
+
+    def unmark(self, ids: Iterable[str]) -> None:
+        """Remove the marks of these images."""
+        self._change_each("DELETE FROM marks WHERE image_id = ?", ((image_id,) for image_id in ids))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,90 @@
+"""`solved` and `gone`, and what changed since a time.
+
+Rows of `solved` are written by a trigger when a problem is deleted. Which images are gone is decided in
+pipeline/problem_list.py.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from imagemill.store.ledger.database import Database
+from imagemill.store.ledger.problems import DECISIONS
+from imagemill.store.ledger.table import Table
+
+# How long solved problems are kept.
+KEPT_DAYS = 30
+
+
+class SolvedProblem(msgspec.Struct, frozen=True):
+    """A problem that was removed, because it no longer held. `solved_at`: seconds since the epoch."""
+
+    item: str
+    asset: str
+    reason: str
+    outcome: str
+    detail: str
+    at: str
+    solved_at: int
+
+
+class GoneImage(msgspec.Struct, frozen=True):
+    """An image that is no longer in `approved/`. `at`: when a command first noticed it, in seconds since the epoch."""
+
+    image_id: str
+    at: int
+
+
+SOLVED = Table("solved", SolvedProblem)
+GONE = Table("gone", GoneImage)
+
+# Conditions on the rows of an image `s`, its caption `c` and its files `f`; those of an image that was added are its first.
+_NOT_ADDED = "(s.added_at IS NULL OR s.added_at < ?1)"
+_FAULT = "reason NOT IN ({})".format(", ".join(f"'{reason}'" for reason in sorted(DECISIONS)))
+_SECONDS = "CAST(strftime('%s', at) AS INT)"
+_QUERIES = {
+    "added": "SELECT image_id FROM sources WHERE added_at >= ?1",
+    "replaced": f"SELECT image_id FROM sources s WHERE changed_at >= ?1 AND {_NOT_ADDED}",
+    "recaptioned": "SELECT c.image_id FROM captions c JOIN sources s USING (image_id)"
+    f" WHERE c.changed_at >= ?1 AND {_NOT_ADDED}",
+    "recomputed": "SELECT DISTINCT f.image_id FROM files f JOIN sources s USING (image_id)"
+    f" WHERE f.changed_at >= ?1 AND {_NOT_ADDED}",
+    "withdrawn": f"SELECT image_id FROM withdrawn WHERE {_SECONDS} >= ?1",
+    "newly_refused": f"SELECT DISTINCT item FROM problems WHERE outcome = 'refused' AND {_FAULT} AND {_SECONDS} >= ?1",
+    "solved": f"SELECT DISTINCT item FROM solved o WHERE solved_at >= ?1 AND {_FAULT}"
+    " AND NOT EXISTS (SELECT 1 FROM problems p WHERE p.item = o.item AND p.asset = o.asset)",
+    "gone": "SELECT image_id FROM gone WHERE at >= ?1",
+}
+CHANGES_SINCE = tuple(_QUERIES)
+
+
+class Recent(Database):
+    """Reads of recent changes, and writes of images that are gone."""
+
+    def changed_since(self, since: int) -> Iterator[tuple[str, list[str]]]:
+        """Yield each kind of change with its images, in order of id; of problems, with their items.
+
+        Args:
+            since: seconds since the epoch.
+        """
+        for name, query in _QUERIES.items():
+            yield name, sorted(item for (item,) in self._rows(query, (since,)))
+
+    def unknown_times(self) -> int:
+        """Return the number of images of which it is not known when they last changed."""
+        row = self._one("SELECT count(*) FROM sources WHERE changed_at IS NULL")
+        return row[0] if row else 0
+
+    def note_gone(self, ids: Collection[str]) -> None:
+        """Record which images are gone. One that was gone before keeps its time."""
+        now, known = int(time.time()), {row.image_id for row in self._select(GONE)}
+        if known == set(ids):
+            return
+        with self.transaction():
+            self._change_each("DELETE FROM gone WHERE image_id = ?", ((each,) for each in known.difference(ids)))
+            self._insert(GONE, (GoneImage(each, now) for each in ids if each not in known))
+
+    def forget_solved(self) -> None:
+        """Delete the problems that were solved more than `KEPT_DAYS` days ago."""
+        self._change("DELETE FROM solved WHERE solved_at < ?", (int(time.time()) - KEPT_DAYS * 24 * 3600,))
