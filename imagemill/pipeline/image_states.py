@@ -1,0 +1,108 @@
+"""The state of every image of a data root, and of every other input that has a problem, for the viewer. Opens no image.
+
+    approved/ ─┐
+    ledger ────┼──> one row per item (store/ledger/overview.py)
+    shards ────┘
+
+Counts of outcomes are those of accounting.py, problems those of problem_list.py.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
+from imagemill.domain.embedding_specs import VAE
+from imagemill.errors import ImagemillError
+from imagemill.pipeline.accounting import Standing
+from imagemill.pipeline.curation.near_duplicates import read_groups, read_summary
+from imagemill.pipeline.curation.similarity import TOLERANCE
+from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems
+from imagemill.pipeline.session import Session
+from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
+from imagemill.pipeline.status import ledger_of_runs
+from imagemill.store.ledger.overview import ImageState
+
+
+def latent_picture(session: Session) -> str:
+    """Return the picture that the data root's VAE encodes: `original` or `bucket`."""
+    return str(session.in_force(VAE).contract["size"])
+
+
+def read_states(session: Session) -> tuple[Iterator[ImageState], list[InputProblem]]:
+    """Return the state of each item, in no order, and all problems.
+
+    Raises:
+        MissingInput: if nothing has run, or the folder of images is gone.
+    """
+    inventory = session.overview()
+    scan = inventory.scan
+    ledger = ledger_of_runs(session)
+    standing = Standing.read(inventory, ledger, current_problems(scan, ledger), captioned=session.captioned)
+    outcomes = standing.outcomes([spec.kind for spec in standing.plans], migrate=True)
+    problems = list_problems(inventory, ledger, standing.problems)
+    reasons: dict[str, set[str]] = defaultdict(set)
+    for problem in problems:
+        reasons[problem.item].add(problem.reason)
+    refused_names = {problem.item for problem in scan.refused_images}
+    sources, captions = ledger.sources(), ledger.captions(outdated=True)
+    withdrawn, marks = ledger.withdrawals(), ledger.marks()
+    samples, duplicates = _samples(session), near_duplicates(session)
+    use = use_of_crop if latent_picture(session) == "bucket" else use_of_window
+    items = dict.fromkeys(
+        (*scan.sources, *refused_names, *sources, *inventory.recorded.lines, *samples, *withdrawn, *marks, *reasons)
+    )
+
+    def states() -> Iterator[ImageState]:
+        for item in items:
+            listed, row, caption = scan.sources.get(item), sources.get(item), captions.get(item)
+            sample = samples.get(item)
+            bucket = row and assign_bucket(row.width, row.height)
+            coverage, enlargement = use(row.width, row.height, bucket) if row else (None, None)
+            yield ImageState(
+                item=item,
+                file=listed.file_name if listed else item if item in refused_names else None,
+                seen=listed is not None or item in refused_names,
+                outcome=outcomes[item] if listed else "refused" if item in refused_names else "",
+                reasons=tuple(sorted(reasons[item])) if item in reasons else (),
+                width=row and row.width,
+                height=row and row.height,
+                bucket=bucket,
+                coverage=coverage,
+                enlargement=enlargement,
+                caption=caption and caption.text,
+                origin=caption and caption.origin,
+                tokens=caption.mask.count("1") if caption and caption.mask else None,
+                truncated=bool(caption and caption.truncated),
+                tar=sample and sample[0],
+                offset=sample and sample[1],
+                duplicate_of=duplicates.get(item),
+                withdrawn=withdrawn.get(item),
+                marked=item in marks,
+            )
+
+    return states(), problems
+
+
+def _samples(session: Session) -> dict[str, tuple[str, int]]:
+    """Return tar and offset of each live sample. Sets that cannot be read have none; `status` reports them."""
+    found: dict[str, tuple[str, int]] = {}
+    for bucket in BUCKETS:
+        folder = bucket_folder(session.root.shards, bucket)
+        try:
+            lines: list[IndexLine] = live_lines(folder) if read_manifest(folder) else []
+        except (ImagemillError, OSError):
+            continue
+        found.update((line.image_id, (f"{folder.name}/{line.shard}", line.offset)) for line in lines)
+    return found
+
+
+def near_duplicates(session: Session) -> dict[str, str]:
+    """Return the representative of each image that the last report calls a near duplicate."""
+    summary = read_summary(session.root.derived)
+    groups = read_groups(session.root.derived, summary) or []
+    return {
+        member.image_id: group.representative
+        for group in groups
+        for member in group.members
+        if summary and member.image_id != group.representative and member.cosine >= summary.threshold - TOLERANCE
+    }
