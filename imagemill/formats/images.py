@@ -163,11 +163,12 @@ def decode_reduced(
         scale = _draft(image, size, box)
         rgb = _to_rgb(image, conversion)
         orientation = _orientation(image)
-        stored = _stored_box(box, whole, orientation) if box else (0, 0, *whole)
-        wanted = size if isinstance(size, tuple) else fitted_size((stored[2] - stored[0], stored[3] - stored[1]), size)
-        if isinstance(size, tuple) and orientation in _TURNED:
-            wanted = size[::-1]
-        made = _resized(rgb, wanted, tuple(edge / scale for edge in stored))
+        left, top, right, bottom = _stored_box(box, whole, orientation) if box else (0, 0, *whole)
+        if isinstance(size, int):
+            wanted = fitted_size((right - left, bottom - top), size)
+        else:
+            wanted = (size[1], size[0]) if orientation in _TURNED else size
+        made = _resized(rgb, wanted, (left / scale, top / scale, right / scale, bottom / scale))
         made = _upright(made, orientation)
         made.info = {}
         return made

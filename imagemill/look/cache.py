@@ -45,7 +45,7 @@ class PictureCache:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> bytes | None:
-        """Return the bytes with this name, None if there are none."""
+        """Return the bytes with this name, None if they are not kept."""
         found = self._read(self._folder / name) if self._folder else None
         return self._remembered(name) if found is None else found
 
