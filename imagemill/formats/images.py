@@ -5,6 +5,7 @@ Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#colour, docs/spec/stage2.m
 """
 
 import io
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ _TO_UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _TURNED = {5, 6, 7, 8}
+
+# Orientations whose stored columns, or rows, begin at the opposite side of the upright picture.
+_COLUMNS_REVERSED, _ROWS_REVERSED = {2, 3, 7, 8}, {3, 4, 6, 7}
+
+# Smallest ratio of decoded to wanted size at which pixels are first averaged in blocks. A change of 3 hardly shows.
+_REDUCING_GAP = 3.0
 
 
 class PictureFacts(NamedTuple):
@@ -107,11 +114,112 @@ def decode(data: bytes, name: str, color: ColorSetting) -> Decoded:
     """
     with _opened(data, name, MIN_SIDE) as image:
         description, facts = _facts(image, io.BytesIO(data))
-        if facts.colour.state == HDR_TRANSFER and color == SRGB:
-            raise hdr_refusal(name, facts.colour)
-        converted = description if facts.colour.converts and color == SRGB else None
-        rgb, turn = _to_rgb(image, converted), _TO_UPRIGHT.get(_orientation(image))
-        return Decoded(np.array(rgb if turn is None else rgb.transpose(turn)), facts)
+        rgb = _to_rgb(image, _conversion(description, facts, name, color))
+        return Decoded(np.array(_upright(rgb, _orientation(image))), facts)
+
+
+def _conversion(
+    description: Description | None, facts: PictureFacts, name: str, color: ColorSetting
+) -> Description | None:
+    """Return the description to convert a picture's colours from, None to leave them. Raises Refused, `hdr_transfer`."""
+    if facts.colour.state == HDR_TRANSFER and color == SRGB:
+        raise hdr_refusal(name, facts.colour)
+    return description if facts.colour.converts and color == SRGB else None
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _TO_UPRIGHT.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+Size = tuple[int, int]
+PixelBox = tuple[int, int, int, int]
+
+
+def decode_reduced(
+    data: bytes, name: str, color: ColorSetting, size: int | Size, box: PixelBox | None = None
+) -> Image.Image:
+    """Decode an image file as `decode` does, scaled down; a JPEG is reduced while it is decoded.
+
+    Memory is that of the decoded picture; of a JPEG, of one that is at most twice as wide and high as wanted, or an eighth of the
+    file's size.
+
+    Args:
+        data: the bytes of the file.
+        name: the file's name, for messages.
+        color: see `decode`.
+        size: longest side of the result, which is not enlarged; or its width and height.
+        box: (left, top, right, bottom), the part of the upright picture, in its pixels.
+
+    Returns:
+        An RGB image without metadata.
+
+    Raises:
+        Refused: as `decode`.
+    """
+    with _opened(data, name, MIN_SIDE) as image:
+        conversion = _conversion(*_facts(image, io.BytesIO(data)), name, color)
+        whole = image.size
+        scale = _draft(image, size, box)
+        rgb = _to_rgb(image, conversion)
+        orientation = _orientation(image)
+        left, top, right, bottom = _stored_box(box, whole, orientation) if box else (0, 0, *whole)
+        if isinstance(size, int):
+            wanted = fitted_size((right - left, bottom - top), size)
+        else:
+            wanted = (size[1], size[0]) if orientation in _TURNED else size
+        made = _resized(rgb, wanted, (left / scale, top / scale, right / scale, bottom / scale))
+        made = _upright(made, orientation)
+        made.info = {}
+        return made
+
+
+def _resized(image: Image.Image, size: Size, part: tuple[float, ...]) -> Image.Image:
+    """Return a part of an image at a size. Pixels outside it have no influence, so far as the part ends between pixels."""
+    left, top, right, bottom = math.floor(part[0]), math.floor(part[1]), math.ceil(part[2]), math.ceil(part[3])
+    if (left, top, right, bottom) != (0, 0, *image.size):
+        image = image.crop((left, top, right, bottom))
+    box = (part[0] - left, part[1] - top, part[2] - left, part[3] - top)
+    return image.resize(size, Image.Resampling.LANCZOS, box, _REDUCING_GAP)
+
+
+def pixels_in_memory(data: bytes, name: str) -> int:
+    """Return the number of pixels that `decode_reduced` keeps in memory: all, or none of a JPEG that is decoded row by row.
+
+    Raises the errors of `decode_stored`.
+    """
+    with _opened(data, name) as image:
+        # Of a progressive JPEG, the decoder keeps every coefficient.
+        by_row = image.format in {"JPEG", "MPO"} and not image.info.get("progressive")
+        return 0 if by_row else image.width * image.height
+
+
+def fitted_size(size: Size, longest: int) -> Size:
+    """Return the size with these proportions whose longer side has at most `longest` pixels; never a larger one."""
+    scale = min(1.0, longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def _draft(image: Image.Image, size: int | Size, box: PixelBox | None) -> int:
+    """Have a JPEG reduced while it is decoded, as far as the wanted size allows; return how many times."""
+    part = (box[2] - box[0], box[3] - box[1]) if box else image.size
+    longest = size if isinstance(size, int) else max(size)
+    scale = max(1.0, max(part) / longest)
+    before = image.width
+    drafted = image.draft(None, (math.ceil(image.width / scale), math.ceil(image.height / scale)))
+    return round(before / drafted[1][2]) if drafted else 1
+
+
+def _stored_box(box: PixelBox, stored: Size, orientation: int) -> PixelBox:
+    """Return a box of the upright picture as a box of the stored one, whose size is given."""
+    columns, rows = (box[0], box[2]), (box[1], box[3])
+    if orientation in _TURNED:
+        columns, rows = rows, columns
+    if orientation in _COLUMNS_REVERSED:
+        columns = stored[0] - columns[1], stored[0] - columns[0]
+    if orientation in _ROWS_REVERSED:
+        rows = stored[1] - rows[1], stored[1] - rows[0]
+    return columns[0], rows[0], columns[1], rows[1]
 
 
 def read_facts(path: str | Path) -> PictureFacts:

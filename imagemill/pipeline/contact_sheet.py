@@ -1,6 +1,6 @@
-"""A sheet of thumbnails: one row per group, a line of text above it, a name under each picture.
+"""Sheets of thumbnails: one row per group, a line of text above it, a name under each picture; or a grid of pictures alone.
 
-What is shown is decided in pipeline/curation/near_duplicates.py; images are opened in formats/images.py.
+Their content is decided in pipeline/curation/near_duplicates.py and look/pictures.py; images are opened in formats/images.py.
 """
 
 import base64
@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import Refused
-from imagemill.formats.images import open_rgb
+from imagemill.formats.images import decode_reduced
 
 TILE = 160
 PER_ROW = 8
@@ -68,6 +68,27 @@ def draw_sheet(rows: Sequence[Row], *, empty: str, color: ColorSetting = SRGB) -
     return sheet
 
 
+def draw_grid(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Return pictures in rows of so many columns, RGB, without text. There is at least one picture."""
+    width, height = (max(picture.size[axis] for picture in pictures) for axis in (0, 1))
+    across, down = min(columns, len(pictures)), -(-len(pictures) // columns)
+    grid = Image.new("RGB", (_GAP + across * (width + _GAP), _GAP + down * (height + _GAP)), _WHITE)
+    for n, picture in enumerate(pictures):
+        row, column = divmod(n, columns)
+        _paste(grid, picture, (_GAP + column * (width + _GAP), _GAP + row * (height + _GAP)), (width, height))
+    return grid
+
+
+def grey_picture(size: tuple[int, int]) -> Image.Image:
+    """Return what is drawn for an image that cannot be opened."""
+    return Image.new("RGB", size, _GREY)
+
+
+def _paste(sheet: Image.Image, picture: Image.Image, corner: tuple[int, int], room: tuple[int, int]) -> None:
+    """Draw a picture in the middle of its room."""
+    sheet.paste(picture, (corner[0] + (room[0] - picture.width) // 2, corner[1] + (room[1] - picture.height) // 2))
+
+
 def _tile(
     sheet: Image.Image,
     draw: ImageDraw.ImageDraw,
@@ -79,8 +100,7 @@ def _tile(
     framed: bool,
 ) -> None:
     left, top = corner
-    picture = _thumbnail(tile.path, color)
-    sheet.paste(picture, (left + (TILE - picture.width) // 2, top + (TILE - picture.height) // 2))
+    _paste(sheet, _thumbnail(tile.path, color), corner, (TILE, TILE))
     if framed:
         draw.rectangle((left - 2, top - 2, left + TILE + 1, top + TILE + 1), outline=_FRAME, width=2)
     draw.text((left, top + TILE + 2), _fitting(tile.name, font), _BLACK, font)
@@ -95,11 +115,9 @@ def _more(draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], hidden: int)
 def _thumbnail(path: Path, color: ColorSetting) -> Image.Image:
     """Return the image upright, at most TILE pixels a side; a grey square if it cannot be opened."""
     try:
-        picture = Image.fromarray(open_rgb(path, color))
+        return decode_reduced(path.read_bytes(), path.name, color, TILE)
     except (Refused, OSError):
-        return Image.new("RGB", (TILE, TILE), _GREY)
-    picture.thumbnail((TILE, TILE))
-    return picture
+        return grey_picture((TILE, TILE))
 
 
 def _fitting(name: str, font) -> str:

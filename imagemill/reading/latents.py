@@ -1,6 +1,7 @@
 """Fitting of latents to their bucket's size, by cropping or resizing.
 
-Options are applied in batches.py; latents are encoded in encoders/flux_vae.py.
+Options are applied in batches.py; latents are encoded in encoders/flux_vae.py. The part of the photograph that a window contains
+is computed in domain/latent_boxes.py.
 """
 
 from typing import Literal
@@ -8,16 +9,15 @@ from typing import Literal
 import numpy as np
 
 from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.latent_boxes import LatentSize, covering_size, is_smaller, middle
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.shards.shard_manifest import Manifest, ModelEntry
 
 Fit = Literal["as_stored", "crop", "resize"]
 
-Size = tuple[int, int]
-
 
 def fit_latent(
-    latent: np.ndarray, size: Size, fit: Fit, corner: tuple[float, float] | None = None, *, where: object = None
+    latent: np.ndarray, size: LatentSize, fit: Fit, corner: tuple[float, float] | None = None, *, where: object = None
 ) -> np.ndarray:
     """Return a latent of exactly the bucket's size.
 
@@ -45,27 +45,29 @@ def fit_latent(
             why=f"its shape is {latent.shape}: a side of its image is shorter than one place of a latent",
             do='imagemill withdraw ID removes the sample; latents="as_stored" delivers it as it is',
         )
-    too_small = latent.shape[1] < size[0] or latent.shape[2] < size[1]
-    if fit == "resize" or too_small:
+    if fit == "resize" or is_smaller(_places(latent), size):
         latent = _covering(latent, size)
-    room = latent.shape[1] - size[0], latent.shape[2] - size[1]
-    down, right = corner or (0.5, 0.5)
-    top, left = (int(down * (room[0] + 1)), int(right * (room[1] + 1))) if corner else (room[0] // 2, room[1] // 2)
+    top, left = middle(_places(latent), size)
+    if corner:
+        rows, columns = _places(latent)
+        top, left = int(corner[0] * (rows - size[0] + 1)), int(corner[1] * (columns - size[1] + 1))
     return latent[:, top : top + size[0], left : left + size[1]]
 
 
-def _covering(latent: np.ndarray, size: Size) -> np.ndarray:
+def _places(latent: np.ndarray) -> LatentSize:
+    return latent.shape[1], latent.shape[2]
+
+
+def _covering(latent: np.ndarray, size: LatentSize) -> np.ndarray:
     """Return the smallest latent of these proportions that covers `size`: area averages if smaller, bilinear if larger."""
     import torch
     from torch.nn import functional
 
-    _, height, width = latent.shape
-    scale = max(size[0] / height, size[1] / width)
-    covering = max(size[0], round(height * scale)), max(size[1], round(width * scale))
-    if covering == (height, width):
+    covering = covering_size(_places(latent), size)
+    if covering == _places(latent):
         return latent
     values = torch.from_numpy(latent.astype(np.float32))[None]
-    mode = "area" if scale < 1 else "bilinear"
+    mode = "bilinear" if is_smaller(_places(latent), size) else "area"
     return functional.interpolate(values, covering, mode=mode)[0].numpy().astype(latent.dtype)
 
 

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from imagemill.domain.buckets import bucket_crop, bucket_size
-from imagemill.domain.embedding_specs import VAE_DOWNSAMPLING, latent_shape
+from imagemill.domain.buckets import bucket_size
+from imagemill.domain.embedding_specs import latent_shape
 from imagemill.domain.ids import member_key
+from imagemill.domain.latent_boxes import encoded_box
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.npy import read_npy
 from imagemill.fs.fingerprints import fingerprint_file, signature_bytes
@@ -66,9 +67,7 @@ class Bucket:
 
     def crop_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return (left, top, right, bottom) of the part of an image that its latent as stored contains, in pixels."""
-        if self.one_size:
-            return bucket_crop(width, height, self.name)
-        return 0, 0, width // VAE_DOWNSAMPLING * VAE_DOWNSAMPLING, height // VAE_DOWNSAMPLING * VAE_DOWNSAMPLING
+        return encoded_box(width, height, latent_size(self.manifest.provenance), self.name)
 
     @property
     def members(self) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, PngImagePlugin
 
@@ -19,14 +19,18 @@ from imagemill.errors import Refused
 from imagemill.formats import images as pixels
 from imagemill.formats.images import (
     check_decodable,
+    decode_reduced,
     decode_rgb,
     decode_stored,
+    fitted_size,
     header_size,
     open_rgb,
+    pixels_in_memory,
     read_facts,
     stored_header,
 )
 from tests.helpers.images import ROW_0_COLUMN_0, encoded, exif, png, stored_form, ycck
+from tests.helpers.profiles import SRGB
 
 HEIGHT, WIDTH = 12, 20
 HEIC = Path(__file__).parents[1] / "data" / "heic"
@@ -411,6 +415,131 @@ def test_real_photographs_decode_to_their_annotated_size(coco128):
         rgb = open_rgb(photo)
         assert rgb.shape == sizes.get(photo.name, rgb.shape), photo.name
         assert rgb.std() > 1, photo.name
+
+
+# ---- scaled down
+
+# Formats with an orientation that are written without loss, and JPEG, which is reduced while it is decoded.
+ORIENTED = {"PNG": {}, "WEBP": {"lossless": True}, "TIFF": {}, "JPEG": {"quality": 95}}
+
+
+def smooth(width: int, height: int) -> np.ndarray:
+    """uint8 (H, W, 3): red grows from left to right, green from top to bottom."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 255 // width, y * 255 // height, np.full_like(x, 90)], axis=2).astype(np.uint8)
+
+
+@st.composite
+def sizes_with_boxes(draw, least=8, most=120):
+    """A size (width, height), and a box inside it whose sides have at least half of `least`, at most 3 to 1."""
+    width, height = draw(st.integers(least, most)), draw(st.integers(least, most))
+    sides = [draw(st.integers(least // 2, side)) for side in (width, height)]
+    sides = [min(side, 3 * min(sides)) for side in sides]
+    left, top = (draw(st.integers(0, whole - side)) for whole, side in zip((width, height), sides, strict=True))
+    return (width, height), (left, top, left + sides[0], top + sides[1])
+
+
+@pytest.mark.parametrize("form", ORIENTED)
+@given(sizes_with_boxes(), st.sampled_from(list(ROW_0_COLUMN_0)))
+@settings(max_examples=40, deadline=None)
+def test_part_at_its_own_size_has_the_pixels_of_the_decoded_image(form, given_size, orientation):
+    """For each format and orientation, the box is one of the upright picture."""
+    (width, height), (left, top, right, bottom) = given_size
+    stored = Image.fromarray(stored_form(smooth(width, height), orientation))
+    data = encoded(stored, form, exif=exif(orientation), **ORIENTED[form])
+    expected = decode_rgb(data, "photo")
+
+    np.testing.assert_array_equal(np.asarray(decode_reduced(data, "photo", "srgb", max(width, height))), expected)
+    made = decode_reduced(data, "photo", "srgb", (right - left, bottom - top), (left, top, right, bottom))
+    np.testing.assert_array_equal(np.asarray(made), expected[top:bottom, left:right])
+
+
+STORED = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> Image.Transpose from the upright picture
+
+
+def edge_in(profile: np.ndarray) -> float:
+    """Return the place of the edge in a row of values, as a share of its length: light at the beginning, dark at the end."""
+    light, dark = profile[0], profile[-1]
+    return float((profile - dark).mean() / (light - dark))
+
+
+@given(
+    sizes_with_boxes(least=100, most=900),
+    st.integers(1, 8),
+    st.integers(72, 300),
+    st.floats(0.3, 0.7),
+    st.floats(0.3, 0.7),
+)
+@example(((2001, 1203), (0, 0, 2001, 1203)), 1, 240, 0.7, 0.7)  # the last eighth of a column and row is partly outside
+@settings(max_examples=60, deadline=None)
+def test_reduced_jpeg_keeps_every_place_within_a_pixel_of_the_photograph(given_size, orientation, longest, right, down):
+    """Edges in the photograph are found in the part at the same place."""
+    (width, height), (left, top, box_right, bottom) = given_size
+    wide, high = box_right - left, bottom - top
+    x, y = round(right * wide), round(down * high)
+    # Greys, because the filter would exceed black and white.
+    upright = np.full((height, width, 3), 60, np.uint8)
+    upright[:, : left + x, 0] = 200
+    upright[: top + y, :, 1] = 200
+    stored = Image.fromarray(upright)
+    stored = stored.transpose(Image.Transpose(STORED[orientation])) if orientation > 1 else stored
+    data = encoded(stored, "JPEG", exif=exif(orientation), quality=98, subsampling=0)
+
+    made = np.asarray(decode_reduced(data, "photo", "srgb", longest, (left, top, box_right, bottom)), float)
+
+    assert made.shape[:2] == fitted_size((wide, high), longest)[::-1]
+    assert abs(edge_in(made[:, :, 0].mean(0)) * wide - x) <= 1
+    assert abs(edge_in(made[:, :, 1].mean(1)) * high - y) <= 1
+
+
+def test_jpeg_is_reduced_while_it_is_decoded_as_far_as_the_fitted_size_allows(monkeypatch):
+    """4000 x 1000 to 256: an eighth is 500 x 125, more than the fitted 256 x 64. A square of 256 would allow a third only."""
+    loaded, to_rgb = [], pixels._to_rgb
+    monkeypatch.setattr(
+        pixels, "_to_rgb", lambda image, conversion: loaded.append(image.size) or to_rgb(image, conversion)
+    )
+
+    made = decode_reduced(encoded(Image.new("RGB", (4000, 1000)), "JPEG"), "photo", "srgb", 256)
+
+    assert loaded == [(500, 125)]
+    assert made.size == (256, 64)
+
+
+def test_reduced_picture_has_no_metadata():
+    """Pillow copies the comment of a JPEG into the next one."""
+    tags = Image.Exif()
+    tags.get_ifd(0x8825)[1] = "N"
+    data = encoded(NOISE, "JPEG", comment=b"Sydney", exif=tags.tobytes(), dpi=(300, 300), icc_profile=SRGB)
+    assert decode_reduced(data, "photo", "srgb", 32).info == {}
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"])
+def test_every_format_is_scaled_down(form):
+    made = np.asarray(decode_reduced(encoded(Image.fromarray(smooth(300, 200)), form), "photo", "srgb", 30), float)
+    assert made.shape == (20, 30, 3)
+    assert np.abs(made - smooth(30, 20)).mean() < 12
+
+
+def test_reduced_image_is_refused_for_the_same_reasons():
+    for data in (b"", b"<html><img src=a.jpg></html>", encoded(NOISE, "JPEG")[:-500]):
+        with pytest.raises(Refused) as caught:
+            decode_reduced(data, "photo.jpg", "srgb", 256)
+        assert caught.value.reason == "undecodable"
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "expected"),
+    [("JPEG", {}, 0), ("JPEG", {"progressive": True}, 64 * 64), ("PNG", {}, 64 * 64), ("WEBP", {}, 64 * 64)],
+)
+def test_only_a_jpeg_by_rows_is_never_completely_in_memory(form, options, expected):
+    assert pixels_in_memory(encoded(NOISE, form, **options), "photo") == expected
+
+
+@given(st.tuples(st.integers(1, 9000), st.integers(1, 9000)), st.integers(1, 2000))
+def test_fitted_size_keeps_proportions_and_enlarges_nothing(size, longest):
+    width, height = fitted_size(size, longest)
+    assert max(width, height) == min(longest, max(size))
+    assert abs(width * size[1] - height * size[0]) <= max(size)
 
 
 # ---- pixels as they are stored

@@ -58,6 +58,12 @@ class Files(Stamped):
         """Return the images with a valid file of a kind."""
         return {image_id for (image_id,) in self._rows("SELECT image_id FROM files WHERE kind = ?", (kind,))}
 
+    def ids_by_model(self, kind: str, model_keys: Sequence[str]) -> list[str]:
+        """Return the images with a file of a kind by one of these models, sorted."""
+        places = ", ".join("?" * len(model_keys))
+        statement = f"SELECT DISTINCT image_id FROM files WHERE kind = ? AND maker IN ({places}) ORDER BY image_id"
+        return [image_id for (image_id,) in self._rows(statement, (kind, *model_keys))]
+
     def file_states(self, kind: str) -> set[tuple[str, FileSignature]]:
         """Return image id and signature of each valid file of a kind."""
         return set(self._rows("SELECT image_id, signature FROM files WHERE kind = ?", (kind,)))  # type: ignore[arg-type]
