@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from dagster_project.code_server import CodeServer
+from imagemill.look.mount import MountedRoot
 
 # Time between SIGTERM and SIGKILL for the processes of a service whose supervisor is gone.
 GRACE_SECONDS = 10.0
@@ -37,6 +38,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         port: port of the webserver.
         allowed_hosts: names that the webserver accepts besides those of this machine.
         read_only: whether the webserver refuses changes.
+        roots: data roots whose photographs the webserver shows.
     """
 
     instance: str
@@ -45,6 +47,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     allowed_hosts: tuple[str, ...] = ()
     read_only: bool = False
+    roots: tuple[MountedRoot, ...] = ()
 
 
 def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
@@ -67,6 +70,7 @@ def serve(name: str, settings: ServiceSettings, folder: Path) -> None:
             port=settings.port,
             allowed_hosts=settings.allowed_hosts,
             read_only=settings.read_only,
+            roots=settings.roots,
         )
     else:
         from dagster_project.internals.services import run_code_server, run_daemon

@@ -7,7 +7,10 @@ from urllib.parse import urlsplit
 
 from dagster_project.code_location import LOCATION
 from dagster_project.code_server import CodeServer, shown
+from imagemill.config import name_in_history
+from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
+from imagemill.look.mount import MountedRoot
 
 
 def refuse_port(host: str, port: int) -> None:
@@ -22,6 +25,11 @@ def refuse_port(host: str, port: int) -> None:
         raise WrongUsage(
             f"cannot listen on {shown(host)}:{port}", why=error.strerror, do="give another --port or --host"
         ) from error
+
+
+def mounted(root: DataRoot) -> MountedRoot:
+    """Return where the UI shows the photographs of a data root."""
+    return MountedRoot(str(root.path), name_in_history(root) or "")
 
 
 def code_servers(given: Iterable[str]) -> list[CodeServer]:

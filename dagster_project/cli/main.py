@@ -23,7 +23,7 @@ from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage,
 # In the order of the help.
 COMMANDS = (
     "run", "stage2", "shards", "withdraw", "marks", "preset", "stage-a", "validate", "verify", "scan", "import", "explain",
-    "status", "problems", "repair", "trust", "bench", "ui", "serve",
+    "status", "problems", "look", "repair", "trust", "bench", "ui", "serve",
 )  # fmt: skip
 
 # New objects before the youngest generation is collected, then collections of each generation before that of the next.

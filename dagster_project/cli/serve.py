@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_project.cli.addresses import code_servers, refuse_port
+from dagster_project.cli.addresses import code_servers, mounted, refuse_port
 from dagster_project.cli.options import OneOf, root_options
 from dagster_project.code_location import LOCATION
 from dagster_project.code_server import CodeServer, shown
@@ -54,7 +54,8 @@ def command() -> None:
 @click.option("--port", type=_port, default=WEBSERVER_PORT, show_default=True, help="Port to listen on.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--allowed-host", "allowed", multiple=True, metavar="NAME", help="As for `imagemill ui`; may repeat.")
-@click.option("--read-only", is_flag=True, help="Refuse changes: no launches, terminations, or deletions.")
+@click.option("--read-only", is_flag=True, help="Refuse changes: no launches, terminations, deletions, or marks.")
+@click.option("--look", multiple=True, metavar="DIR", help="Data root whose photographs it shows; may repeat.")
 @_root
 def webserver(
     root: DataRoot,
@@ -64,6 +65,7 @@ def webserver(
     host: str,
     allowed: tuple[str, ...],
     read_only: bool,
+    look: tuple[str, ...],
 ) -> None:
     """Serve the UI of the history in $DAGSTER_HOME, else of the data root."""
     hosts = tuple(dict.fromkeys(allowed_host(name) for name in (host, *allowed)))
@@ -73,9 +75,14 @@ def webserver(
     from dagster_project.internals.instance import serialized_history
     from dagster_project.service import ServiceSettings
 
+    own = [] if os.environ.get(HOME_VARIABLE) else [root]
+    roots = dict.fromkeys([*own, *(DataRoot.resolve(folder) for folder in look)])
+    for each in roots:
+        refuse_no_root(each)
     settings = ServiceSettings(
-        instance=serialized_history(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only
-    )
+        instance=serialized_history(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only,
+        roots=tuple(map(mounted, roots)),
+    )  # fmt: skip
     click.echo(f"imagemill: http://{shown(host)}:{port}")
     _run("webserver", root, settings, text)
 

@@ -1,6 +1,7 @@
 """`imagemill status`: the state of the data root."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import click
 import msgspec
@@ -8,11 +9,13 @@ import msgspec
 from dagster_project.cli.options import root_options
 from dagster_project.snapshot import names_state, read_snapshot
 from imagemill.pipeline.changes import parse_since, read_changes
+from imagemill.pipeline.image_states import read_states
 from imagemill.pipeline.problem_list import renames_line
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.pipeline.stage2.models_in_use import preview_notice
 from imagemill.pipeline.status import Status, input_lines, ledger_of_runs, read_status
+from imagemill.store.ledger.overview import Overview
 from imagemill.store.locations import gone
 from imagemill.text.units import counted
 
@@ -36,7 +39,9 @@ def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> 
     status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
     changed = bool(snapshot and snapshot.names != names_state(session))
     if as_json:
-        document = {**msgspec.to_builtins(status), "reasons": status.reasons(), "complete": status.complete,
+        with closing(Overview(read_states(session)[0])) as table:
+            filters = table.named_counts()
+        document = {**msgspec.to_builtins(status), "filters": filters, "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()},
                     "as_of": snapshot.written_at if snapshot else None, "names_changed": changed}  # fmt: skip
         click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())

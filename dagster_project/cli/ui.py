@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dagster_project.cli.addresses import refuse_port
+from dagster_project.cli.addresses import mounted, refuse_port
 from dagster_project.cli.options import all_roots
 from dagster_project.code_location import LOCATION
 from dagster_project.code_server import CodeServer, shown
@@ -46,7 +46,8 @@ def command(given: list[DataRoot], port: int, host: str, allowed: tuple[str, ...
 
     instance = [serialized_instance(root) for root in roots][-1]
     click.echo(f"imagemill: http://{shown(host)}:{port} over {', '.join(str(root.path) for root in roots)}")
-    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts)
+    shown_roots = tuple(mounted(root) for root in roots)
+    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts, roots=shown_roots)
     with service_folder() as folder:
         servers = list(_servers(roots, folder))
         plans = [

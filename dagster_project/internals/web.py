@@ -17,6 +17,7 @@ from dagster._utils.interrupts import setup_interrupt_handlers
 from dagster_webserver.app import create_app_from_workspace_process_context
 from dagster_webserver.version import __version__
 
+from imagemill.look.mount import MountedRoot, WithViewers
 from imagemill.web_guard import WebGuard
 
 # Values of the stock command.
@@ -30,7 +31,14 @@ SHUTDOWN_SECONDS = 2
 
 
 def run_webserver(
-    reference: str, workspace: str, *, host: str, port: int, allowed_hosts: Sequence[str], read_only: bool = False
+    reference: str,
+    workspace: str,
+    *,
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str],
+    read_only: bool = False,
+    roots: Sequence[MountedRoot] = (),
 ) -> None:
     """Serve the UI until SIGINT or SIGTERM.
 
@@ -41,6 +49,7 @@ def run_webserver(
         port: port to listen on.
         allowed_hosts: names permitted in Host and Origin besides those of this machine.
         read_only: whether runs, sensors and the history can be viewed but not changed.
+        roots: data roots whose photographs are shown below `/imagemill/`.
     """
     setup_interrupt_handlers()
     with suppress(KeyboardInterrupt), DagsterInstance.from_ref(deserialize_value(reference, InstanceRef)) as instance:
@@ -49,7 +58,7 @@ def run_webserver(
         with WorkspaceProcessContext(instance, target, version=__version__, read_only=read_only) as context:
             application = create_app_from_workspace_process_context(context, "", POLL_MS, lifespan=_lifespan)
             uvicorn.run(
-                WebGuard(application, allowed_hosts),  # pyright: ignore[reportArgumentType]
+                WebGuard(WithViewers(application, roots, read_only=read_only), allowed_hosts),  # pyright: ignore[reportArgumentType]
                 host=host,
                 port=port,
                 log_level="warning",

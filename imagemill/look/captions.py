@@ -3,9 +3,12 @@
 Captions are tokenised for models in encoders/captions.py.
 """
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from imagemill.domain.encoder_settings import EncoderSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,6 +39,25 @@ def caption_cut(text: str, tokenizer_folder: Path, tokens: int) -> int | None:
     # A character may have several tokens: one of which some are cut off is not seen.
     seen = max((end for _, end in encoding.offsets[: tokens - 1]), default=0)
     return min(seen, encoding.offsets[tokens - 1][0])
+
+
+def tokenizer_folder(settings: EncoderSettings) -> Path | None:
+    """Return the folder of a text encoder's tokenizer on this machine; None if it has none, as preview models.
+
+    Of a hub model, that is its folder in the hub's cache.
+    """
+    own = getattr(settings, "tokenizer_subfolder", None)
+    inside = Path(settings.subfolder or "" if own is None else own)
+    folder = Path(settings.model).expanduser() / inside
+    if (folder / _FILE).is_file():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError, OSError):
+        found = try_to_load_from_cache(settings.model, (inside / _FILE).as_posix(), revision=settings.revision)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
 
 
 def _tokenizer(path: Path) -> "Tokenizer | None":

@@ -181,6 +181,11 @@ class Overview(Database):
         row = self._one(f"SELECT {conditions} FROM states") or ()
         return {name: int(count) for name, count in zip(FILTERS, row, strict=True)}
 
+    def named_counts(self) -> dict[str, int]:
+        """Return the number of inputs by filter, and by `bucket=`, `source=` and `reason=`: each number of the first page."""
+        parts = {"bucket": self.counts_by("bucket"), "source": self.counts_by("origin"), "reason": self.reasons()}
+        return self.counts() | {f"{name}={value}": n for name, part in parts.items() for value, n in part.items()}
+
     def counts_by(self, column: str) -> dict[str, int]:
         """Return the number of inputs that are not withdrawn by bucket or origin, in order of the value."""
         assert column in {"bucket", "origin"}

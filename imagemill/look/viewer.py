@@ -1,0 +1,395 @@
+"""One data root as the viewer sees it: its state now, its marks, and what is known of each image.
+
+    ledger, folders ──unless nothing changed──> Overview (store/ledger/overview.py) ──> pages (app.py)
+
+A viewer belongs to one thread: its methods are called through `call`.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from imagemill.config import use_configured_kinds
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.latent_boxes import Box, encoded_box
+from imagemill.domain.layout import DataRoot
+from imagemill.errors import ImagemillError, MissingInput
+from imagemill.formats.npy import NpyStore, read_npy
+from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.look.cache import PictureCache
+from imagemill.look.captions import caption_cut, tokenizer_folder
+from imagemill.look.frames import Frame, frame_of
+from imagemill.look.latents import LatentColours, cell_pixels, latents_picture, root_colours
+from imagemill.look.pictures import Pictures
+from imagemill.look.selection import PAGE_SIZE, View
+from imagemill.pipeline.changes import Changes, parse_since, read_changes
+from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary
+from imagemill.pipeline.image_report import explain
+from imagemill.pipeline.image_states import latent_picture, read_states
+from imagemill.pipeline.problem_list import InputProblem
+from imagemill.pipeline.session import Session, open_session
+from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, bucket_folder
+from imagemill.pipeline.stage2.models_in_use import preview_kinds
+from imagemill.store.ledger import SourceRow
+from imagemill.store.ledger.overview import ImageState, Overview, Selection
+
+T = TypeVar("T")
+
+CACHE = "look"
+
+_ONE_ROOT = threading.Lock()
+# Times of files may be this much older than the clock.
+_COARSEST_NS = 20_000_000
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of a grid.
+
+    Attributes:
+        states: the inputs of the page.
+        number: number of selected inputs.
+        first: number of the first one on the page, from 1.
+        frames: the parts that training sees, if pictures are shown as cropped.
+    """
+
+    states: list[ImageState]
+    number: int
+    first: int
+    frames: dict[str, Frame] = {}
+
+
+class ShownChanges(NamedTuple):
+    """Numbers of the inputs that changed since a time, by kind of change; `unknown`: images of which no time is known."""
+
+    since: str
+    counts: dict[str, int]
+    unknown: int
+
+
+class LatentPicture(NamedTuple):
+    """A picture of an array. `r2`: share of the colours that it explains; `box`: the part of the image that was encoded."""
+
+    r2: float
+    box: Box
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What is known of one image.
+
+    Attributes:
+        state: its row.
+        report: as `imagemill explain` returns it.
+        frame: the part that training sees, None if the image was never opened.
+        latents: kinds of whose arrays there is a picture.
+        cuts: text kinds → number of characters of the caption that the encoder sees; None if its tokenizer is not here.
+        previous, next: the neighbours within the selection, None at its ends.
+        position: number of selected images before it, None if it is not selected.
+    """
+
+    state: ImageState
+    report: dict[str, Any]
+    frame: Frame | None
+    latents: dict[str, LatentPicture]
+    cuts: dict[str, int | None]
+    previous: str | None
+    next: str | None
+    position: int | None
+
+
+class Viewer:
+    """A data root.
+
+    Args:
+        path: the data root.
+        read_only: whether marks cannot be changed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        self.path, self.read_only = Path(path), read_only
+        self._thread = ThreadPoolExecutor(1, "look")
+        self._open = ExitStack()
+        self._session: Session | None = None
+        self._overview = Overview()
+        self._problems: list[InputProblem] = []
+        self._seen: tuple[object, ...] | None = None
+        self._folders: list[Path] = []
+
+    async def call(self, function: Callable[..., T], *given: Any) -> T:
+        """Call a method of this viewer on its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_kinds, function, *given)
+
+    def _with_kinds(self, function: Callable[..., T], *given: Any) -> T:
+        """Call a function with the embedding kinds of this data root in use, which belong to the process."""
+        with _ONE_ROOT:
+            use_configured_kinds(DataRoot.resolve(self.path))
+            return function(*given)
+
+    def close(self) -> None:
+        """Close the ledger, and end the thread."""
+        self._thread.submit(self._open.close).result()
+        self._thread.shutdown()
+
+    # ---- the present state
+
+    @property
+    def session(self) -> Session:
+        """The session, as of the last look at the data root."""
+        assert self._session
+        return self._session
+
+    def _now(self) -> Overview:
+        """Return the table of inputs; read it again if the data root has changed.
+
+        Raises:
+            MissingInput: if nothing has run, or the folder of images is gone.
+        """
+        if self._session is None or self._seen != self._state():
+            self._open.close()
+            self._session = self._open.enter_context(open_session(self.path))
+            began, (version, files, _) = time.time_ns(), self._state()
+            states, self._problems = read_states(self._session)
+            self._overview.close()
+            self._overview = Overview(states)
+            self._folders = self._folders_of_images()
+            folders = [_mtime(folder) for folder in self._looked_at()]
+            # A folder that changed meanwhile is read again by the next call.
+            is_fresh = max((changed for changed in folders if changed), default=0) < began - _COARSEST_NS
+            self._seen = (version, files, folders) if is_fresh else None
+        return self._overview
+
+    def _state(self) -> tuple[object, ...]:
+        """Return what changes when the state of the data root may have changed."""
+        assert self._session
+        root = self._session.root
+        sets = (bucket_folder(root.shards, bucket) for bucket in BUCKETS)
+        files = [root.stage2_jsonl, root.config_file, root.ledger, root.derived / "near_duplicates.json"]
+        files += [folder / name for folder in sets for name in (INDEX, TOMBSTONES)]
+        exists = root.ledger.is_file()
+        return (
+            self._session.reading.version_seen() if exists else None,
+            [_signature(path) for path in files if path != root.ledger],
+            [_mtime(folder) for folder in self._looked_at()],
+        )
+
+    def _looked_at(self) -> list[Path]:
+        root = self.session.root
+        return [root.approved, *self._folders, *(root.derived / spec.folder for spec in embedding_specs())]
+
+    def _folders_of_images(self) -> list[Path]:
+        sources = self.session.overview().scan.sources.values()
+        parents = {source.file_name.rpartition("/")[0] for source in sources}
+        return sorted(self.session.root.approved / parent for parent in parents if parent)
+
+    # ---- pages
+
+    def overview(self) -> dict[str, Any]:
+        """Return the numbers of the first page."""
+        table, session = self._now(), self.session
+        ledger = session.reading
+        return {
+            "counts": table.counts(),
+            "reasons": table.reasons(),
+            "buckets": table.counts_by("bucket"),
+            "origins": table.counts_by("origin"),
+            "medians": table.medians(),
+            "changes": self.changes("24h"),
+            "previews": preview_kinds(ledger),
+            "regenerating": sorted(ledger.regenerating()),
+            "root": session.root.path,
+        }
+
+    def page(self, view: View) -> Page:
+        """Return a page of the grid."""
+        table, selection = self._now(), self._selection(view)
+        number = table.count(selection)
+        first = (view.page - 1) * PAGE_SIZE
+        states = table.select(selection, PAGE_SIZE, first)
+        frames = ((state.item, self._frame(state)) for state in states) if view.cropped else ()
+        return Page(states, number, first + 1, {item: frame for item, frame in frames if frame})
+
+    def image(self, item: str, view: View) -> Shown:
+        """Return what is known of one image. Raises MissingInput if there is no such image."""
+        table, selection = self._now(), self._selection(view)
+        state = table.state(item)
+        if state is None:
+            raise MissingInput(f"no image {item!r}", where=self.path, do="check the id")
+        position = table.position(selection, item)
+        before = table.select(selection, 1, position - 1) if position else []
+        after = table.select(selection, 1, position + 1) if position is not None else []
+        return Shown(
+            state,
+            self._report(item),
+            self._frame(state),
+            self._latents(state),
+            self._cuts(state),
+            before[0].item if before else None,
+            after[0].item if after else None,
+            position,
+        )
+
+    def changes(self, since: str) -> ShownChanges:
+        """Return how much changed since a time. Raises WrongUsage for a text that is no time."""
+        table = self._now()
+        changes = self._changes(since)
+        parts = {kind: _of_change(Selection(), kind, items) for kind, items in changes.images.items()}
+        counts = {kind: table.count(part) for kind, part in parts.items()}
+        return ShownChanges(changes.since, counts, changes.unknown)
+
+    def _changes(self, since: str) -> Changes:
+        return read_changes(self.session.reading, parse_since(since, self.session.reading))
+
+    def problems(self, item: str) -> list[InputProblem]:
+        """Return the problems of one input."""
+        return [problem for problem in self._problems if problem.item == item]
+
+    def groups(self, page: int) -> tuple[list[tuple[Group, dict[str, ImageState]]], int]:
+        """Return a page of groups of near duplicates with the states of their members, and the number of groups."""
+        table, root = self._now(), self.session.root
+        groups = read_groups(root.derived, read_summary(root.derived)) or []
+        chosen = groups[(page - 1) * _GROUPS : page * _GROUPS]
+        return [(group, table.states([member.image_id for member in group.members])) for group in chosen], len(groups)
+
+    def others_of_groups(self) -> list[str]:
+        """Return the near duplicates that are not withdrawn: the members of groups but the representatives."""
+        return self._now().items(Selection("near_duplicates"))
+
+    def items(self, view: View) -> list[str]:
+        """Return all selected items that are images."""
+        return self._images(self._now().items(self._selection(view)))
+
+    def _selection(self, view: View) -> Selection:
+        if view.changed is None:
+            return view.selection
+        return _of_change(view.selection, view.changed, self._changes(view.since).images[view.changed])
+
+    def _report(self, item: str) -> dict[str, Any]:
+        with suppress(ImagemillError):
+            return explain(self.session, item)
+        return {
+            "problems": [msgspec.structs.asdict(problem) | {"do": problem.remedy} for problem in self.problems(item)]
+        }
+
+    def _latents(self, state: ImageState) -> dict[str, LatentPicture]:
+        root, found = self.session.root, {}
+        if not (state.width and state.height):
+            return {}
+        for spec in map(self.session.in_force, embedding_specs()):
+            with suppress(ValueError, ImagemillError):  # for example an id that cannot be a file name
+                is_there = _signature(NpyStore(root.derived / spec.folder, spec).path(state.item))
+                if is_there and (cell := cell_pixels(spec)) and (colours := self._colours(spec)):
+                    box = encoded_box(state.width, state.height, spec.contract.get("size", "original"), cell=cell)
+                    found[spec.kind] = LatentPicture(colours.r2, box)
+        return found
+
+    def _colours(self, spec: EmbeddingSpec) -> LatentColours | None:
+        root, ledger = self.session.root, self.session.reading
+        return root_colours(root, ledger, self.session.in_force(spec), self._pictures(), self._cache(root))
+
+    def _cuts(self, state: ImageState) -> dict[str, int | None]:
+        if not state.caption:
+            return {}
+        specs = [self.session.in_force(spec) for spec in embedding_specs() if spec.source == "caption"]
+        return {spec.kind: self._cut(spec, state.caption) for spec in specs}
+
+    def _cut(self, spec: EmbeddingSpec, caption: str) -> int | None:
+        with suppress(ImagemillError):
+            folder = tokenizer_folder(self.session.config.encoder(spec))
+            return caption_cut(caption, folder, spec.contract["tokens"]) if folder else None
+        return None
+
+    def _frame(self, state: ImageState) -> Frame | None:
+        if not (state.width and state.height and state.bucket):
+            return None
+        size = "bucket" if latent_picture(self.session) == "bucket" else "original"
+        return frame_of(state.width, state.height, state.bucket, size)
+
+    # ---- marks
+
+    def marks(self) -> list[ImageState]:
+        """Return the marked images in order of id."""
+        table = self._now()
+        return table.select(Selection("marked"), table.count(Selection("marked")))
+
+    def set_marks(self, items: Sequence[str], marked: bool) -> int:
+        """Mark images, or remove their marks; return the number of marked images then.
+
+        Raises:
+            MissingInput: for an item that is no image, without changing anything.
+        """
+        self._now()
+        if marked and (unknown := set(items).difference(self._images(items))):
+            raise MissingInput(f"no image {min(unknown)!r}", where=self.path, do="reload the page")
+        was_open = "ledger" in self.session.__dict__
+        ledger = self.session.ledger
+        if self._seen and not was_open:  # versions are counted by each connection; own changes do not count
+            self._seen = (ledger.version_seen(), *self._seen[1:])
+        (ledger.mark if marked else ledger.unmark)(items)
+        marks = ledger.marks()
+        self._overview.set_marks(marks)
+        return len(marks)
+
+    def _images(self, items: Iterable[str]) -> list[str]:
+        """Return those items that `withdraw` accepts."""
+        known = self.session.reading.ids("sources") | self.session.reading.ids("withdrawn")
+        known |= self.session.overview().recorded.lines.keys()
+        return [item for item in items if item in known]
+
+    # ---- pictures
+
+    def source(self, item: str) -> tuple[SourceRow, Frame | None, Pictures]:
+        """Return what is needed to show a photograph. Raises MissingInput if there is no such file."""
+        state = self._now().state(item)
+        if state is None or state.file is None or not state.seen:
+            raise MissingInput(f"no image {item!r}", where=self.path, do="check the id")
+        row = self.session.reading.sources([item]).get(item) or SourceRow(item, state.file, FileSignature(""), "", 0, 0)
+        row = msgspec.structs.replace(row, file_name=state.file)
+        return row, self._frame(state), self._pictures()
+
+    def _pictures(self) -> Pictures:
+        root = self.session.root
+        return Pictures(root, self.session.inputs, self._cache(root))
+
+    def _cache(self, root: DataRoot) -> PictureCache:
+        return PictureCache(None if self.read_only and not os.access(root.state, os.W_OK) else root.state / CACHE)
+
+    def latents(self, item: str, kind: str) -> tuple[bytes, float] | None:
+        """Return an array as a PNG, and the share of variance that its colours explain; None if it cannot be shown."""
+        self._now()
+        spec = next((spec for spec in embedding_specs() if spec.kind == kind), None)
+        if spec is None or (colours := self._colours(spec)) is None:
+            return None
+        store = NpyStore(self.session.root.derived / spec.folder, spec)
+        with suppress(OSError, ValueError, ImagemillError):
+            return latents_picture(read_npy(store.path(item)), colours), colours.r2
+        return None
+
+
+def _of_change(selection: Selection, kind: str, items: Sequence[str]) -> Selection:
+    """Return the part of a selection that changed. Withdrawn images are in their own filter only."""
+    show = "withdrawn" if kind == "withdrawn" and selection.show == "all" else selection.show
+    return msgspec.structs.replace(selection, among=tuple(items), show=show)
+
+
+# Groups on a page.
+_GROUPS = 20
+
+
+def _signature(path: Path) -> str | None:
+    with suppress(OSError):
+        return file_signature(path)
+    return None
+
+
+def _mtime(folder: Path) -> int | None:
+    with suppress(OSError):
+        return folder.stat().st_mtime_ns
+    return None

@@ -1,0 +1,279 @@
+"""The viewer's pages over a data root with every kind of problem, through ASGI.
+
+Spec: docs/spec/conventions.md#viewer
+"""
+
+import html
+import json
+import re
+from urllib.parse import quote, urlencode
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from imagemill.domain.layout import DataRoot
+from imagemill.look.app import make_app
+from imagemill.look.mount import MountedRoot, WithViewers
+from imagemill.look.viewer import Viewer
+from imagemill.store.ledger import Ledger
+from imagemill.store.ledger.overview import FILTERS
+from imagemill.web_guard import WebGuard
+from tests.helpers.product import command, imagemill, photos, snapshot
+
+HOSTILE = [
+    "<script>alert(1)<-script>", "![](http:--evil.example-x.png)", "%2F..%2F", "a#b?c&d=e", "\"quoted' name\"",
+    "\u202ertl\u202c", "ü 中",
+]  # fmt: skip
+
+
+def product(root, *arguments, code=0):
+    done = imagemill(*arguments, "--data-root", root.path, stub=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = DataRoot(tmp_path_factory.mktemp("look") / "data")
+    photos(root.approved, 12)
+    for number, name in enumerate(HOSTILE):
+        Image.new("RGB", (64 + number, 48), "green").save(root.approved / f"{name}.png")
+        (root.approved / f"{name}.txt").write_text(
+            f"{name} <img src=x onerror=alert(1)> ![](http://evil.example/x.png)"
+        )
+    (root.approved / "page.jpg").write_text("<html><script>alert(1)</script></html>")
+    (root.approved / "photo0001.txt").unlink()
+    (root.approved / "photo0002.txt").write_text("word " * 200)
+    (root.approved / "photo0003.txt").write_text("\n")
+    (root.approved / "photo0004.png").write_bytes((root.approved / "photo0004.jpg").read_bytes())
+    (root.approved / "drawing.psd").write_bytes(b"8BPS")
+    (root.approved / "alone.txt").write_text("no image")
+    Image.new("RGB", (3000, 30)).save(root.approved / "photo0005.jpg")
+    product(root, "run")
+    product(root, "withdraw", "photo0006")
+    (root.approved / "photo0007.jpg").unlink()
+    photos(root.approved / "new", 1)
+    return root
+
+
+@pytest.fixture
+def client(root):
+    viewer = Viewer(root.path)
+    app = make_app(viewer, command=command(stub=True))
+    yield TestClient(WebGuard(app), base_url="http://127.0.0.1:3100")
+    viewer.close()
+
+
+def page(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def token(client):
+    return re.search(r'name="imagemill-token" content="([^"]+)"', page(client, "/"))[1]
+
+
+def number(client, query):
+    return int(re.search(r"<p class=\"count\">([\d,]+) input", page(client, f"/images?{query}"))[1].replace(",", ""))
+
+
+def test_each_number_is_that_of_its_filter_and_of_the_command_line(client, root):
+    status = json.loads(product(root, "status", "--fresh", "--json"))
+    problems = json.loads(product(root, "problems", "--json"))
+    text = page(client, "/")
+    links = re.findall(r'<a href="images\?([^"]+)">([\d,]+)</a>', text)
+    shown = {html.unescape(query): int(count.replace(",", "")) for query, count in links}
+
+    for query, count in shown.items():
+        assert number(client, query) == count, query
+    for name, count in status["filters"].items():
+        query = name.partition("=")[0] + "=" + quote(name.partition("=")[2]) if "=" in name else f"show={name}"
+        assert shown.get(query, shown.get(f"{query}&crop=1", count)) == count, name
+        assert number(client, query) == count
+    withdrawn = {"photo0006"}
+    by_reason = {}
+    for problem in problems:
+        if problem["item"] not in withdrawn:
+            by_reason[problem["reason"]] = by_reason.get(problem["reason"], 0) + 1
+    assert {n.removeprefix("reason="): c for n, c in status["filters"].items() if n.startswith("reason=")} == by_reason
+    assert {"undecodable", "missing_caption", "id_collision", "source_missing"} <= by_reason.keys()
+    assert status["filters"]["withdrawn"] == 1
+    assert status["filters"]["seen"] == status["images"]["seen"] - 1
+    assert len(FILTERS) <= len(status["filters"])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_and_captions_are_text_and_their_links_open_the_image(client, name):
+    text = page(client, f"/images?{urlencode({'text': name[:12]})}")
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    (link,) = set(re.findall(r'href="(image\?id=[^"&]+)', text))
+    shown = page(client, f"/{html.unescape(link)}")
+    assert f"<bdi>{html.escape(name).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</bdi>" in shown
+    picture = client.get(f"/{html.unescape(link).replace('image?', 'thumb?')}")
+    assert picture.headers["content-type"] == "image/jpeg"
+
+
+def test_page_that_is_named_like_an_image_is_never_sent(client):
+    for path in ("/thumb?id=page", "/photo?id=page", "/thumb?id=page&crop=1"):
+        answer = client.get(path)
+        assert answer.content[:3] == b"\xff\xd8\xff"
+        assert b"script" not in answer.content
+    assert "undecodable" in page(client, "/image?id=page")
+
+
+@pytest.mark.parametrize("path", ["/", "/images", "/thumb?id=photo0000", "/photo?id=photo0000", "/static/look.js"])
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=["host", "origin", "fetch site"],
+)
+def test_foreign_request_is_refused(client, path, headers):
+    assert client.get(path, headers=headers).status_code == 403
+
+
+def test_every_answer_has_a_policy_that_permits_no_script_of_a_page(client):
+    for path in ("/", "/thumb?id=photo0000", "/static/look.js", "/absent"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+
+
+def test_crawling_all_links_changes_nothing(client, root):
+    def state():
+        with Ledger(root.ledger, read_only=True) as ledger:
+            return ledger.marks(), ledger.withdrawals(), snapshot(root.shards, root.approved)
+
+    before, seen, todo = (
+        state(),
+        set(),
+        ["/", "/task", "/duplicates", "/changes?since=7d", "/images?crop=1&sort=tokens"],
+    )
+    while todo and len(seen) < 150:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        if answer.headers["content-type"].startswith("text/html"):
+            links = re.findall(r'(?:href|src)="([^"#]+)"', answer.text)
+            todo += [f"/{html.unescape(link).removeprefix('./')}" for link in links]
+    assert len(seen) > 60
+    assert state() == before
+
+
+def test_marks_need_the_token_of_the_page_and_are_seen_at_once(client, root):
+    given = token(client)
+    for wrong in ({}, {"token": "x"}):
+        assert client.post("/marks", data={**wrong, "item": "photo0000", "on": "1"}).status_code == 403
+    answer = client.post(
+        "/marks", data={"token": given, "item": ["photo0000", "photo0008"], "on": "1"},
+        headers={"Accept": "application/json", "Origin": "http://127.0.0.1:3100"},
+    )  # fmt: skip
+    assert answer.json() == {"marked": 2}
+    assert number(client, "show=marked") == 2
+    with Ledger(root.ledger) as ledger:  # another process
+        assert list(ledger.marks()) == ["photo0000", "photo0008"]
+        ledger.unmark(["photo0008"])
+    assert number(client, "show=marked") == 1
+    assert client.post("/marks", data={"token": given, "item": "absent", "on": "1"}).status_code == 404
+    client.post("/marks", data={"token": given, "all": "show=in_shards", "on": "1"})
+    assert number(client, "show=marked") == number(client, "show=in_shards")
+    client.post("/marks", data={"token": given, "all": "", "on": "0"})
+    assert number(client, "show=marked") == 0
+
+
+def test_withdrawal_of_marked_images_runs_the_command_and_can_be_undone(client, root):
+    given = token(client)
+    client.post("/marks", data={"token": given, "item": ["photo0000", "photo0008"], "on": "1"})
+    assert client.post("/withdraw", data={"token": given, "item": "photo0000"}).status_code == 409
+    client.post("/withdraw", data={"token": given, "item": ["photo0000", "photo0008"]})
+    said = ended(client)
+    assert "done" in said
+    assert "withdrawn: photo0000, photo0008" in said
+    assert number(client, "show=withdrawn") == 3
+    assert number(client, "text=photo0008") == 0
+    assert product(root, "verify")
+
+    client.post("/restore", data={"token": given, "item": ["photo0000", "photo0008"]})
+    assert "restored: photo0000, photo0008" in ended(client)
+    assert number(client, "show=withdrawn") == 1
+
+
+def ended(client):
+    import time
+
+    until = time.monotonic() + 120
+    while "running" in (said := page(client, "/task")) and time.monotonic() < until:
+        time.sleep(0.2)
+    return html.unescape(said)
+
+
+def test_read_only_viewer_changes_nothing_and_shows_the_command(root):
+    viewer = Viewer(root.path, read_only=True)
+    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
+    with Ledger(root.ledger) as ledger:
+        ledger.mark(["photo0000"])
+    assert "imagemill withdraw --marked" in page(client, "/marked")
+    assert 'content=""' in page(client, "/")
+    assert client.post("/marks", data={"token": "", "item": "photo0000", "on": "0"}).status_code == 403
+    with Ledger(root.ledger) as ledger:
+        assert list(ledger.marks()) == ["photo0000"]
+        ledger.unmark(["photo0000"])
+    viewer.close()
+
+
+def test_url_token_is_exchanged_for_a_cookie(root):
+    viewer = Viewer(root.path)
+    client = TestClient(WebGuard(make_app(viewer, url_token="secret")), base_url="http://127.0.0.1:3100")
+    assert client.get("/").status_code == 403
+    assert client.get("/thumb?id=photo0000").status_code == 403
+    assert client.get("/?token=other").status_code == 403
+    assert client.post("/marks", data={"token": "secret"}).status_code == 403
+    answer = client.get("/images?token=secret&text=a", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/images?text=a")
+    assert "httponly" in answer.headers["set-cookie"].lower()
+    assert client.get("/").status_code == 200
+    viewer.close()
+
+
+def test_viewers_in_front_of_another_application(root):
+    async def other(scope, receive, send):
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                assert (await receive())["type"] == f"lifespan.{step}"
+                await send({"type": f"lifespan.{step}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"Dagster"})
+
+    roots = [MountedRoot(str(root.path)), MountedRoot(str(root.path), "animals")]
+    with TestClient(WebGuard(WithViewers(other, roots)), base_url="http://127.0.0.1:3000") as client:
+        assert client.get("/").text == "Dagster"
+        assert client.get("/imagemillion").text == "Dagster"
+        for prefix in ("/imagemill/", "/imagemill/animals/"):
+            assert "images in approved/" in page(client, prefix)
+            assert client.get(prefix.rstrip("/"), follow_redirects=False).headers["location"].endswith(prefix)
+            assert client.get(f"{prefix}thumb?id=photo0000").headers["content-type"] == "image/jpeg"
+        assert (
+            client.get("/imagemill/thumb?id=photo0000", headers={"Origin": "https://evil.example"}).status_code == 403
+        )
+
+
+@pytest.mark.parametrize(
+    "query", ["show=absent", "sort=absent", "page=x", "changed=absent", "least_tokens=-1", "since=x&changed=added"]
+)
+def test_query_that_means_nothing_is_refused_with_the_choices(client, query):
+    answer = client.get(f"/images?{query}")
+    assert answer.status_code == 400
+    assert "Do:" in answer.text
+
+
+def test_neighbours_are_those_within_the_filter(client):
+    text = page(client, "/image?id=photo0008&show=in_shards&sort=id&order=desc")
+    assert 'rel="prev" href="image?id=photo0009&amp;show=in_shards&amp;order=desc"' in text
+    assert 'rel="next" href="image?id=photo0007&amp;show=in_shards&amp;order=desc"' in text
