@@ -58,7 +58,7 @@ def make_app(viewer: Viewer, *, url_token: str | None = None, command: Sequence[
 
     Args:
         viewer: the data root.
-        url_token: token without which every request is refused; it is given once in the URL. None: nobody is refused.
+        url_token: token without which every request is refused; it is given once in the URL. None: there is no token.
         command: words that start imagemill.
     """
     pages = _Pages(viewer, Tasks(viewer.path, command))

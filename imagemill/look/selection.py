@@ -1,4 +1,4 @@
-"""What a page of the viewer shows, as the query string of its URL.
+"""The part of the inputs that a page of the viewer shows, as the query string of its URL.
 
 /images?show=refused&reason=undecodable&bucket=1216x832&text=cat&sort=tokens&order=desc&page=2
 """

@@ -1,4 +1,4 @@
-"""One data root as the viewer sees it: its state now, its marks, and what is known of each image.
+"""One data root as the viewer sees it: its state now, its marks, and the facts about each image.
 
     ledger, folders ──unless nothing changed──> Overview (store/ledger/overview.py) ──> pages (app.py)
 
@@ -83,7 +83,7 @@ class LatentPicture(NamedTuple):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What is known of one image.
+    """The facts about one image.
 
     Attributes:
         state: its row.

@@ -1,4 +1,4 @@
-"""What changed in a data root since a time, from the times in its ledger.
+"""Changes of a data root since a time, from the times in its ledger.
 
 Spec: docs/spec/conventions.md#what-changed
 """
@@ -18,7 +18,7 @@ _LEAST_OF_A_RUN = 6
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What changed since a time.
+    """Changes since a time.
 
     Attributes:
         since: the time, UTC, ISO 8601.
@@ -52,7 +52,7 @@ def parse_since(text: str, ledger: Ledger, now: datetime | None = None) -> int:
         now: the present time.
 
     Raises:
-        WrongUsage: if the text is none of these, no run has this id, or several begin with it.
+        WrongUsage: for any other text, and for the beginning of several ids.
     """
     given, now = text.strip(), now or datetime.now(UTC)
     try:

@@ -6,6 +6,8 @@ Spec: docs/spec/conventions.md#viewer
 import html
 import json
 import re
+import sys
+import time
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -13,7 +15,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from imagemill.domain.layout import DataRoot
+from imagemill.errors import ImagemillError
 from imagemill.look.app import make_app
+from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
 from imagemill.look.viewer import Viewer
 from imagemill.store.ledger import Ledger
@@ -205,8 +209,6 @@ def test_withdrawal_of_marked_images_runs_the_command_and_can_be_undone(client, 
 
 
 def ended(client):
-    import time
-
     until = time.monotonic() + 120
     while "running" in (said := page(client, "/task")) and time.monotonic() < until:
         time.sleep(0.2)
@@ -277,3 +279,23 @@ def test_neighbours_are_those_within_the_filter(client):
     text = page(client, "/image?id=photo0008&show=in_shards&sort=id&order=desc")
     assert 'rel="prev" href="image?id=photo0009&amp;show=in_shards&amp;order=desc"' in text
     assert 'rel="next" href="image?id=photo0007&amp;show=in_shards&amp;order=desc"' in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/image?id=absent", "/thumb?id=absent", "/photo?id=photo0007", "/latents?id=photo0000&kind=absent", "/static/x"],
+)
+def test_parts_that_do_not_exist_are_not_found(client, path):
+    assert client.get(path).status_code == 404
+
+
+def test_form_that_is_too_large_is_refused(client):
+    body = {"token": token(client), "item": "x" * (9 << 20)}
+    assert client.post("/marks", data=body).status_code == 400
+
+
+def test_one_command_runs_at_a_time(root):
+    tasks = Tasks(root.path, [sys.executable, "-c", "import time; time.sleep(3)"])
+    tasks.restore(["photo0000"])
+    with pytest.raises(ImagemillError, match="is running"):
+        tasks.restore(["photo0000"])

@@ -143,7 +143,7 @@ class Averages(StubEncoder):
 
 
 class Reader:
-    """The parts that read a data root's colours, anew for each test."""
+    """The parts that read a data root's colours, again for each test."""
 
     def __init__(self, root):
         self.root, self.cache = root, PictureCache(root.state / "look")

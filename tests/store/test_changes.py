@@ -153,7 +153,7 @@ def test_mark_keeps_its_first_time(ledger):
 
 
 def test_changes_belong_to_the_run_that_made_them(ledger, clock):
-    """What a command changes before its first run belongs to that run, which began when the command did."""
+    """Changes of a command before its first run belong to that run, which began when the command did."""
     clock[0] = 1_010
     ledger.record_captions([caption()])
     ledger.in_run("first")

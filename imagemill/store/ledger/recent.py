@@ -13,7 +13,7 @@ from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.problems import DECISIONS
 from imagemill.store.ledger.table import Table
 
-# How long solved problems are kept.
+# Solved problems are kept for this time.
 KEPT_DAYS = 30
 
 
