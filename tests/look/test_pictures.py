@@ -265,7 +265,7 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
     data_root.state.mkdir()
     source = approve(data_root, "photo.jpg", encoded(Image.fromarray(scene()), "JPEG"))
     frame = frame_of(300, 200, "1216x832", "original")
-    first = pictures_of(data_root, cache=PictureCache(data_root.state / "look"))
+    first = pictures_of(data_root, cache=PictureCache(data_root.look))
     made = [first.photograph(source, 100), first.photograph(source, 50), first.cropped(source, frame, 100)]
     assert len(set(made)) == 3
 
@@ -273,11 +273,11 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(module, "decode_reduced", fail)
-    again = pictures_of(data_root, cache=PictureCache(data_root.state / "look"))
+    again = pictures_of(data_root, cache=PictureCache(data_root.look))
     os.utime(data_root.approved / "photo.jpg")  # the same bytes with another signature
     assert [again.photograph(source, 100), again.photograph(source, 50), again.cropped(source, frame, 100)] == made
     with pytest.raises(AssertionError):
-        pictures_of(data_root, cache=PictureCache(data_root.state / "look"), color="ignore").photograph(source, 100)
+        pictures_of(data_root, cache=PictureCache(data_root.look), color="ignore").photograph(source, 100)
 
 
 def test_replaced_file_is_shown_as_it_is_now_and_its_old_frame_is_not_applied(data_root):
