@@ -63,7 +63,7 @@ def _large(folder: Path, rounds: int) -> list[bool]:
     taken: dict[str, list[float]] = {"loop": [], "unseen": [], "again": [], "cropped": []}
     for _ in range(rounds):
         taken["loop"].append(_seconds(partial(_loop, folder / "loop"), _paths(folder / "large"), THREADS))
-        pictures = made.anew()
+        pictures = made.uncached()
         taken["unseen"].append(_seconds(lambda s, p=pictures: p.photograph(s, PX), sources, THREADS))
         taken["again"].append(_seconds(lambda s, p=pictures: p.photograph(s, PX), sources, THREADS))
         taken["cropped"].append(_seconds(lambda s, p=pictures: p.cropped(s, _frame(s), PX), sources, THREADS))
@@ -84,7 +84,7 @@ def _small(folder: Path, photos: Path, rounds: int) -> bool:
     loop, ours = [], []
     for _ in range(rounds):
         loop.append(_seconds(partial(_loop, folder / "loop"), _paths(photos), 1))
-        pictures = made.anew()
+        pictures = made.uncached()
         ours.append(_seconds(lambda s, p=pictures: p.photograph(s, PX), sources, 1))
     ratio = median(one / other for one, other in zip(loop, ours, strict=True))
     rates = [len(sources) / median(seconds) for seconds in (loop, ours)]
@@ -103,7 +103,7 @@ class _Made:
     def __init__(self, folder: Path, approved: Path) -> None:
         self._folder, self._root, self._serial = folder, DataRoot(folder, approved_at=approved), 0
 
-    def anew(self) -> Pictures:
+    def uncached(self) -> Pictures:
         self._serial += 1
         return Pictures(self._root, NEW_INPUTS, PictureCache(self._folder / f"cache{self._serial}"))
 

@@ -46,7 +46,7 @@ class ExportEntry(msgspec.Struct, frozen=True):
         reasons: of its problems.
         bucket: of the image; empty if it was never opened.
         sizes: lines about its size and use, for people.
-        picture: JPEG bytes, None if there is none.
+        picture: JPEG bytes, None if it cannot be shown.
     """
 
     id: str
