@@ -15,11 +15,6 @@ def with_units(counts: Mapping[str, int], unit: str, **units: str) -> dict[str, 
     return {name if of in name.split() else f"{name} ({of})": count for name, of, count in words}
 
 
-def kilobytes(size: int) -> dict[str, float]:
-    """Return the metadata for the size of a small file, given in bytes."""
-    return {"size (kB)": round(size / 1e3, 1)}
-
-
 def megabytes(size: int) -> dict[str, float]:
     """Return the metadata for the size of a folder, given in bytes."""
     return {"size (MB)": round(size / 1e6, 3)}

@@ -6,17 +6,17 @@ Files are made and published in imagemill/pipeline/stage2/embed.py; events are s
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import dagster as dg
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
-from imagemill.pipeline.stage2.models_in_use import file_model_text, regeneration_progress
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import count_rows, publish_on_thread
 from imagemill.pipeline.stage2.regenerate import finish
@@ -25,8 +25,8 @@ from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import read_identity
 from imagemill.store.second_copy import refresh
 from io_managers.embedding_results import evaluations
-from io_managers.figures import kilobytes
 from io_managers.refusals import not_arrived
+from io_managers.viewer import image_shown
 from resources.dagster_internals.events import (
     StreamedEvents,
     announced,
@@ -62,8 +62,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
         try:
             with StreamedEvents(context) as events:
                 used = _metadata_of_model(ledger, kind)
-                for row in self._news(context, obj, ledger):
-                    _report(events, row, used)
+                news = list(self._news(context, obj, ledger))
+                sources = ledger.sources([row.image_id for row in news]) if news else {}
+                for row in news:
+                    _report(events, row, used, sources)
                 self._note_listing(kind, plan)
                 failed = self._drain(context, obj, ledger, events, counts)
                 _report_sources(context.step_context.instance, plan, ledger)
@@ -109,9 +111,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     refreshed = True
                 count_rows(counts, batch)
                 used = _metadata_of_model(connection, spec.kind)
+                sources = connection.sources([row.image_id for row in batch if row.file])
                 for row in batch:
                     if row.file:
-                        _report(events, row.file, used)
+                        _report(events, row.file, used, sources)
                     else:
                         missing.add(row.image_id)
 
@@ -166,21 +169,29 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     yield row
 
 
-def _metadata_of_model(ledger: Ledger, kind: str) -> Callable[[FileRow], dict[str, str]]:
-    """Return a function from a file's row to the metadata about its model."""
+_OfModel = Callable[[FileRow, SourceRow | None], dict[str, Any]]
+
+
+def _metadata_of_model(ledger: Ledger, kind: str) -> _OfModel:
+    """Return a function from a file's row, and that of its image, to the metadata about its model and the picture."""
     identity = read_identity(ledger, kind)
     progress = regeneration_progress(ledger, kind)
     unfinished = {"regeneration (at that time)": progress} if progress else {}
-    return lambda row: {"model": file_model_text(row.model_key, identity), **unfinished}
+
+    def metadata(row: FileRow, source: SourceRow | None) -> dict[str, Any]:
+        text = file_model_text(row.model_key, identity)
+        return {"model": text, **unfinished, **image_shown(row.image_id, source, preview=PREVIEW_TEXT in text)}
+
+    return metadata
 
 
-def _report(events: StreamedEvents, row: FileRow, used: Callable[[FileRow], dict[str, str]]) -> None:
+def _report(events: StreamedEvents, row: FileRow, used: _OfModel, sources: Mapping[str, SourceRow]) -> None:
     inputs = {APPROVED_IMAGES.to_user_string(): row.source} if row.source else None
     events.add(
         row.image_id,
         data_version=row.content,
         inputs=inputs,
-        metadata={**kilobytes(signature_bytes(row.stat)), **used(row)},
+        metadata=used(row, sources.get(row.image_id)),
     )
 
 
@@ -209,10 +220,10 @@ def _materialized(instance: dg.DagsterInstance, asset_key: dg.AssetKey, partitio
 
 
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:
-    size = kilobytes(signature_bytes(row.stat))
-    facts = {"file": row.file_name, **size, "width (px)": row.width, "height (px)": row.height}
+    facts = {"file": row.file_name, "width (px)": row.width, "height (px)": row.height}
     if row.profile:
         facts |= {"colour profile": row.profile, "conversion to sRGB changes it": row.converts}
+    facts |= image_shown(row.image_id, row)
     return dg.AssetMaterialization(APPROVED_IMAGES, partition=row.image_id, metadata=facts)
 
 

@@ -10,6 +10,7 @@ import dagster as dg
 
 from imagemill.pipeline.problem_list import InputProblem
 from imagemill.store.ledger import Problem
+from io_managers.viewer import page_shown
 
 SHOWN = 100
 # Problems that a message names.
@@ -26,7 +27,13 @@ def inputs_accepted(problems: Sequence[InputProblem]) -> dg.AssetCheckResult:
         passed=not problems,
         severity=dg.AssetCheckSeverity.WARN,
         description=_description(problems),
-        metadata={**counts, "inputs": problem_table(problems)} if problems else counts,
+        metadata={
+            **counts,
+            **page_shown("show the images", "images", show="problems"),
+            "inputs": problem_table(problems),
+        }
+        if problems
+        else counts,
     )
 
 

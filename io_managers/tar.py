@@ -24,6 +24,7 @@ from imagemill.store.provenance import ModelIdentity, read_identity
 from imagemill.store.second_copy import refresh
 from imagemill.validation.shard_sets import is_verified, record_written
 from io_managers.figures import megabytes
+from io_managers.viewer import bucket_shown
 from resources.dagster_internals.events import StreamedEvents, images_failed
 from resources.data_root import DataRootResource
 
@@ -120,7 +121,7 @@ def _metadata(result: BucketResult, folder: Path, identities: Mapping[str, Model
     if result.shards:
         pixels = manifest.pixels if (manifest := read_manifest(folder)) else None
         shown |= {"pixels.color": pixels.color, "colours": pixels.line or "no profiles"} if pixels else {}
-        shown |= {"models": models, "path": dg.MetadataValue.path(str(folder))}
+        shown |= {**bucket_shown(result.bucket), "models": models, "path": dg.MetadataValue.path(str(folder))}
     return shown
 
 

@@ -19,6 +19,7 @@ SMALL = {
     "embedding_stream": ["--images", "2", "--rounds", "1"],
     "hardlinks": ["--images", "20", "--rounds", "1"],
     "inputs": ["--images", "8", "--rows", "50", "--names", "50"],
+    "look": ["--images", "2", "--small", "2", "--rounds", "1"],
     "migration": ["--records", "20"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
     "reading": [

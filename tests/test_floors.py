@@ -81,6 +81,18 @@ def test_definitions_load_without_models_or_tars():
     assert not loaded & MODELS
 
 
+def test_viewer_loads_no_heavy_library():
+    """It starts fast, and beside Dagster's webserver it takes no memory for models. Modules imported in functions count, too."""
+    loaded = loaded_by(
+        "import pkgutil, imagemill.look as look; "
+        "[__import__(module.name) for module in pkgutil.walk_packages(look.__path__, 'imagemill.look.')]; "
+        "from huggingface_hub import try_to_load_from_cache; from tokenizers import Tokenizer"
+    )
+
+    assert "imagemill" in loaded
+    assert not loaded & HEAVY
+
+
 def test_public_class_names_mean_one_thing():
     """`imagemill.reading.ShardSet` is not `PackPlan`."""
     places = defaultdict(list)

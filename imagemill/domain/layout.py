@@ -7,7 +7,7 @@
     ├─ public_data/    presets.yaml  <dataset>/raw/  <dataset>/<preset>/
     ├─ stage_a/        input/<mission>/<label>/<group>/  output/<mission>_stage_a.jsonl
     ├─ imagemill.yaml  configuration, optional
-    ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  weight_digests/  quarantine/
+    ├─ .imagemill/     ledger.sqlite  owners/  preview_models/  weight_digests/  look/  quarantine/
     └─ .dagster/       the Dagster history of this root
 
 Spec: docs/spec/conventions.md#locations
@@ -127,6 +127,11 @@ class DataRoot:
     def empty_captions(self) -> Path:
         """States of the empty caption, one file per text kind and model."""
         return self.state / "empty_captions"
+
+    @property
+    def look(self) -> Path:
+        """Pictures of the viewer."""
+        return self.state / "look"
 
     @property
     def quarantine(self) -> Path:

@@ -180,7 +180,7 @@ def _resized(image: Image.Image, size: Size, part: tuple[float, ...]) -> Image.I
     if (left, top, right, bottom) != (0, 0, *image.size):
         image = image.crop((left, top, right, bottom))
     box = (part[0] - left, part[1] - top, part[2] - left, part[3] - top)
-    return image.resize(size, Image.Resampling.LANCZOS, box, _REDUCING_GAP)
+    return image.resize(size, Image.Resampling.BICUBIC, box, _REDUCING_GAP)
 
 
 def pixels_in_memory(data: bytes, name: str) -> int:

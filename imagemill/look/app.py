@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from http.cookies import SimpleCookie
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import parse_qs, urlencode
 
 import jinja2
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from starlette.routing import Route
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.images import fitted_size
 from imagemill.look.child import COMMAND, Tasks
+from imagemill.look.links import link
 from imagemill.look.pictures import as_jpeg
 from imagemill.look.selection import PAGE_SIZE, View, read_view
 from imagemill.look.viewer import Viewer
@@ -35,6 +36,8 @@ from imagemill.text.units import counted
 from imagemill.web_guard import Application, Message, Receive, Send
 
 THUMBNAIL, LARGE = 256, 1600
+# Pictures of a montage, its columns, and the longer side of each picture in pixels.
+MONTAGE, MONTAGE_COLUMNS, MONTAGE_SIDE = 12, 6, 128
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -66,7 +69,7 @@ def make_app(viewer: Viewer, *, url_token: str | None = None, command: Sequence[
         Route("/", pages.overview), Route("/images", pages.images), Route("/image", pages.image),
         Route("/duplicates", pages.duplicates), Route("/changes", pages.changes), Route("/marked", pages.marked),
         Route("/task", pages.task), Route("/thumb", pages.thumbnail), Route("/photo", pages.photograph),
-        Route("/latents", pages.latents), Route("/static/{name}", pages.static),
+        Route("/latents", pages.latents), Route("/montage", pages.montage), Route("/static/{name}", pages.static),
         Route("/marks", pages.set_marks, methods=["POST"]), Route("/withdraw", pages.withdraw, methods=["POST"]),
         Route("/restore", pages.restore, methods=["POST"]),
     ]  # fmt: skip
@@ -101,7 +104,7 @@ class _Pages:
         )  # fmt: skip
         self._templates.globals.update(
             filters=FILTERS, sorts=SORTS, token=self._token, read_only=viewer.read_only, counted=counted,
-            picture_size=_picture_size, link=_link, large=LARGE, shell=shlex.quote,
+            picture_size=_picture_size, link=link, large=LARGE, shell=shlex.quote,
         )  # fmt: skip
 
     def render(self, template: str, code: int = 200, **values: Any) -> Response:
@@ -226,6 +229,14 @@ class _Pages:
             size = fitted_size((source.width or 4, source.height or 3), px)
             return Response(as_jpeg(grey_picture(size)), 200, {"Cache-Control": "no-store"}, "image/jpeg")
 
+    async def montage(self, request: Request) -> Response:
+        """Return the first images of a view in one picture, as cropped."""
+        sources, frames, pictures = await self._viewer.call(self._viewer.sources, self._view(request), MONTAGE)
+        if not sources:
+            return Response(as_jpeg(grey_picture((4, 3))), 200, {"Cache-Control": "no-store"}, "image/jpeg")
+        made = await run_in_threadpool(pictures.montage, sources, frames, MONTAGE_COLUMNS, MONTAGE_SIDE)
+        return Response(made, 200, {"Cache-Control": "private, max-age=60"}, "image/jpeg")
+
     async def latents(self, request: Request) -> Response:
         """Return an array of an image as a picture."""
         given = request.query_params
@@ -311,9 +322,3 @@ def _picture_size(state: ImageState, frame: Any = None, px: int = THUMBNAIL) -> 
         return None
     left, top, right, bottom = frame.box if frame else (0, 0, state.width, state.height)
     return fitted_size((right - left, bottom - top), px)
-
-
-def _link(page: str, **parameters: object) -> str:
-    """Return a relative link; parameters without a value are left out."""
-    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-    return f"{page}?{urlencode(given, quote_via=quote, errors='surrogateescape')}" if given else page

@@ -1,6 +1,6 @@
 """The part of a caption that a text encoder sees, by the tokenizer alone.
 
-Captions are tokenised for models in encoders/captions.py.
+Captions are tokenised for models in encoders/captions.py; models are found, and fetched, in encoders/loading.py.
 """
 
 from contextlib import suppress
@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagemill.domain.encoder_settings import EncoderSettings
+from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,6 +46,8 @@ def tokenizer_folder(settings: EncoderSettings) -> Path | None:
 
     Of a hub model, that is its folder in the hub's cache.
     """
+    if settings.model == PREVIEW:  # also beside a folder of this name
+        return None
     own = getattr(settings, "tokenizer_subfolder", None)
     inside = Path(settings.subfolder or "" if own is None else own)
     folder = Path(settings.model).expanduser() / inside

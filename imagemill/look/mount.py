@@ -6,12 +6,11 @@ The guard around both is that of the other application. A viewer, and what it im
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from imagemill.look.links import prefix_of
 from imagemill.web_guard import Application, Receive, Send
 
 if TYPE_CHECKING:
     from imagemill.look.viewer import Viewer
-
-PREFIX = "/imagemill/"
 
 
 class MountedRoot(NamedTuple):
@@ -23,11 +22,11 @@ class MountedRoot(NamedTuple):
     @property
     def prefix(self) -> str:
         """Path of its first page."""
-        return f"{PREFIX}{self.name}/" if self.name else PREFIX
+        return prefix_of(self.name)
 
 
 class WithViewers:
-    """An ASGI application that passes requests below `PREFIX` to viewers, and all others on.
+    """An ASGI application that passes requests below `links.PREFIX` to viewers, and all others on.
 
     Args:
         application: receives all other requests.

@@ -22,11 +22,12 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.latent_boxes import Box, encoded_box
 from imagemill.domain.layout import DataRoot
-from imagemill.errors import ImagemillError, MissingInput
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.look.cache import PictureCache
 from imagemill.look.captions import caption_cut, tokenizer_folder
+from imagemill.look.export import MOST_ENTRIES, ExportEntry, ExportReason, export_html
 from imagemill.look.frames import Frame, frame_of
 from imagemill.look.latents import LatentColours, cell_pixels, latents_picture, root_colours
 from imagemill.look.pictures import Pictures
@@ -40,11 +41,13 @@ from imagemill.pipeline.session import Session, open_session
 from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, bucket_folder
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import SourceRow
-from imagemill.store.ledger.overview import ImageState, Overview, Selection
+from imagemill.store.ledger.overview import FILTERS, ImageState, Overview, Selection
 
 T = TypeVar("T")
 
 CACHE = "look"
+# Longer side of the pictures of an export, in pixels.
+EXPORTED_SIDE = 256
 
 _ONE_ROOT = threading.Lock()
 # Times of files may be this much older than the clock.
@@ -122,6 +125,10 @@ class Viewer:
         self._problems: list[InputProblem] = []
         self._seen: tuple[object, ...] | None = None
         self._folders: list[Path] = []
+
+    def run(self, function: Callable[..., T], *given: Any) -> T:
+        """Call a method of this viewer on its thread, and wait."""
+        return self._thread.submit(self._with_kinds, function, *given).result()
 
     async def call(self, function: Callable[..., T], *given: Any) -> T:
         """Call a method of this viewer on its thread."""
@@ -353,6 +360,44 @@ class Viewer:
         row = self.session.reading.sources([item]).get(item) or SourceRow(item, state.file, FileSignature(""), "", 0, 0)
         row = msgspec.structs.replace(row, file_name=state.file)
         return row, self._frame(state), self._pictures()
+
+    def sources(self, view: View, most: int) -> tuple[list[SourceRow], list[Frame], Pictures]:
+        """Return what is needed to show the first images of a view."""
+        states = [state for state in self._now().select(self._selection(view), most) if state.file and state.width]
+        rows = self.session.reading.sources([state.item for state in states])
+        shown = [(rows[state.item], frame) for state in states if (frame := self._frame(state)) and state.item in rows]
+        return [row for row, _ in shown], [frame for _, frame in shown], self._pictures()
+
+    def export(self, path: Path, view: View) -> tuple[int, int]:
+        """Write the selected images that are not withdrawn as one HTML file; return their number in it, and in all.
+
+        Raises:
+            WrongUsage: for withdrawn images, and as `export_html`.
+            MissingInput: as `export_html`.
+        """
+        if view.selection.show == "withdrawn" or view.changed == "withdrawn":
+            raise WrongUsage("withdrawn images are not exported", do="choose another filter")
+        table, selection, root = self._now(), self._selection(view), self.session.root
+        number = table.count(selection)
+        entries = map(self._entry, table.select(selection, MOST_ENTRIES))
+        title = FILTERS[view.selection.show].title
+        return export_html(path, entries, root=root, title=title, total=number), number
+
+    def _entry(self, state: ImageState) -> ExportEntry:
+        picture = None
+        with suppress(ImagemillError, OSError):
+            source, _, pictures = self.source(state.item)
+            picture = pictures.photograph(source, EXPORTED_SIDE)
+        return ExportEntry(
+            id=state.item,
+            file=state.file or "",
+            caption=state.caption or "",
+            outcome=state.outcome.replace("_", " "),
+            reasons=tuple(ExportReason(each.reason, each.detail, each.remedy) for each in self.problems(state.item)),
+            bucket=state.bucket or "",
+            sizes=(f"{state.width} × {state.height}",) if state.width else (),
+            picture=picture,
+        )
 
     def _pictures(self) -> Pictures:
         root = self.session.root

@@ -118,3 +118,30 @@ def test_folder_without_a_data_root_is_refused(tmp_path):
     done = imagemill("look", "--data-root", tmp_path, "--no-open")
     assert done.returncode == 1
     assert "not a data root" in done.stderr
+
+
+def test_export_is_one_file_of_the_filter_without_withdrawn_images(root, tmp_path):
+    file = tmp_path / "photos.html"
+    given = ["look", "--data-root", root.path, "--export"]
+    assert imagemill("withdraw", "photo0003", "--data-root", root.path, stub=True).returncode == 0
+    done = imagemill(*given, file, "--filter", "images?show=in_shards&text=photo000")
+    assert done.returncode == 0, done.stderr
+    assert "9 of 9 inputs" in done.stdout
+    text = file.read_text()
+    assert text.count("data:image/jpeg;base64,") == 9
+    assert "photo0003" not in text
+    assert "<script" not in text
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    for wrong, said in (
+        ([file], "the file of the export exists"),
+        ([root.path / "x.html"], "inside the data root"),
+        ([tmp_path / "absent" / "x.html"], "does not exist"),
+        ([tmp_path / "x.html", "--filter", "show=withdrawn"], "withdrawn images are not exported"),
+        ([tmp_path / "x.html", "--filter", "show=absent"], "is not known"),
+    ):
+        done = imagemill(*given, *wrong)
+        assert done.returncode in (1, 2)
+        assert said in done.stderr
+    done = imagemill("look", "--data-root", root.path, "--filter", "show=all")
+    assert (done.returncode, "--filter is given without --export" in done.stderr) == (2, True)

@@ -1,6 +1,6 @@
 """io_managers/figures.py: counters as displayed in the UI."""
 
-from io_managers.figures import kilobytes, megabytes, with_units
+from io_managers.figures import megabytes, with_units
 
 
 def test_names_of_counters_contain_the_unit():
@@ -12,4 +12,4 @@ def test_names_of_counters_contain_the_unit():
 
 
 def test_sizes_are_decimal():
-    assert (kilobytes(4224), megabytes(54_179_840)) == ({"size (kB)": 4.2}, {"size (MB)": 54.18})
+    assert megabytes(54_179_840) == {"size (MB)": 54.18}

@@ -5,15 +5,17 @@ import numpy as np
 import pytest
 from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster_shared.serdes import serialize_value
 
 from assets.embeddings import embedding_assets
 from checks.embeddings import embedding_checks
+from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.formats.npy import NpyStore
-from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
 from io_managers.embedding_results import FILES, INPUTS
+from resources.keys import APPROVED_IMAGES
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
@@ -52,10 +54,25 @@ def test_event_carries_the_versions_of_the_file_and_its_image(data_root, instanc
     provenance = extract_data_provenance_from_entry(record.event_log_entry)
     assert provenance.input_data_versions[dg.AssetKey("approved_images")] == dg.DataVersion(row.source)
     metadata = record.asset_materialization.metadata
-    assert (metadata["size (kB)"].value, metadata["model"].value) == (
-        round(signature_bytes(row.stat) / 1000, 1),
-        PREVIEW_TEXT,
+    assert metadata["model"].value == PREVIEW_TEXT
+    with Ledger(data_root.ledger) as ledger:
+        source = ledger.sources()["a"]
+    assert metadata["look"].value == (
+        f"[![a](/imagemill/thumb?id=a)](/imagemill/image?id=a) {source.width} × {source.height}, "
+        f"bucket {assign_bucket(source.width, source.height)}, PREVIEW WEIGHTS"
     )
+
+
+@pytest.mark.parametrize("definition", embedding_assets, ids=lambda asset: asset.key.path[-1])
+def test_two_events_of_an_image_fit_a_page_of_the_history(data_root, definition):
+    """An event of 2,020 bytes takes a page of its own, which doubles the history; a colour profile needs 50 bytes more."""
+    image_id = "000000000009"
+    photos(data_root, image_id, size=(1280, 1024))
+    with history(image_id) as instance:
+        materialize(data_root, instance, definition, keys=[image_id, image_id], deferred=True)
+        for key in (definition.key, APPROVED_IMAGES):
+            (record,) = instance.fetch_materializations(key, limit=10).records
+            assert 1500 < len(serialize_value(record.event_log_entry)) <= 1900
 
 
 def test_event_of_an_unfinished_regeneration_has_its_progress(data_root, instance):

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import CLIP_TEXT, T5
+from imagemill.domain.encoder_settings import T5Settings
 from imagemill.encoders.clip_text import ClipTokenizer
 from imagemill.encoders.loading import Checkpoint
 from imagemill.encoders.preview import ensure_preview
 from imagemill.encoders.t5 import T5Tokenizer
-from imagemill.look.captions import caption_cut
+from imagemill.look.captions import caption_cut, tokenizer_folder
 
 WORDS = ("a", "photo", "of", "two", "brown", "dogs", "photographs", "on", "ζ,", "犬", "and", "🐕🏽", "in", "waterfalls")
 
@@ -78,3 +79,50 @@ def test_replaced_tokenizer_is_read_again(encoder, tmp_path):
     assert caption_cut("a photo", tmp_path, 77) is None
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     assert caption_cut("a photo", tmp_path, 77) == 7
+
+
+# ---- the folder of a tokenizer
+
+
+def with_tokenizer(folder):
+    """Return a folder that has a tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_tokenizer_of_a_folder_is_in_its_subfolder(tmp_path):
+    """That of the model, if the tokenizer has none of its own: as `CaptionTokenizer.folder`."""
+    for subfolder, own, expected in (
+        (None, None, tmp_path),
+        ("text_encoder_2", None, tmp_path / "text_encoder_2"),
+        ("text_encoder_2", "tokenizer_2", tmp_path / "tokenizer_2"),
+        ("text_encoder_2", "", tmp_path),
+    ):
+        settings = T5Settings(model=str(tmp_path), subfolder=subfolder, tokenizer_subfolder=own)
+        (expected / "tokenizer.json").unlink(missing_ok=True)
+        assert tokenizer_folder(settings) is None
+        with_tokenizer(expected)
+        assert tokenizer_folder(settings) == expected
+
+
+def test_preview_model_has_none_also_beside_a_folder_of_this_name(tmp_path, monkeypatch):
+    with_tokenizer(tmp_path / "preview")
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_folder(T5Settings()) is None
+    assert tokenizer_folder(T5Settings(model="./preview")) is not None
+
+
+def test_tokenizer_of_the_hub_is_found_only_if_it_was_fetched(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    settings = T5Settings(model="google-t5/t5-large", tokenizer_subfolder="tokenizer")
+    assert tokenizer_folder(settings) is None
+
+    repository = tmp_path / "models--google-t5--t5-large"
+    folder = with_tokenizer(repository / "snapshots" / "abc" / "tokenizer")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    assert tokenizer_folder(settings) == folder
+    assert tokenizer_folder(T5Settings(model="/no/such/folder")) is None

@@ -143,10 +143,10 @@ class Averages(StubEncoder):
 
 
 class Reader:
-    """The parts that read a data root's colours, again for each test."""
+    """The parts that read a data root's colours."""
 
     def __init__(self, root):
-        self.root, self.cache = root, PictureCache(root.state / "look")
+        self.root, self.cache = root, PictureCache(root.look)
         self.pictures = Pictures(root, NEW_INPUTS, self.cache)
 
     def colours(self, spec=VAE):
@@ -175,7 +175,7 @@ def test_map_of_a_data_root_is_fitted_once_and_kept(data_root, fits):
     assert (found.photographs, found.files) == (3, 3)
     assert Reader(data_root).colours() == found
     assert fits == [3]
-    (file,) = data_root.state.joinpath("look").glob("latents-vae_latents-*.json")
+    (file,) = data_root.look.glob("latents-vae_latents-*.json")
     file.write_bytes(b"damaged")
     assert Reader(data_root).colours() == found
     assert fits == [3, 3]

@@ -265,7 +265,7 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
     data_root.state.mkdir()
     source = approve(data_root, "photo.jpg", encoded(Image.fromarray(scene()), "JPEG"))
     frame = frame_of(300, 200, "1216x832", "original")
-    first = pictures_of(data_root, cache=PictureCache(data_root.state / "look"))
+    first = pictures_of(data_root, cache=PictureCache(data_root.look))
     made = [first.photograph(source, 100), first.photograph(source, 50), first.cropped(source, frame, 100)]
     assert len(set(made)) == 3
 
@@ -273,11 +273,11 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(module, "decode_reduced", fail)
-    again = pictures_of(data_root, cache=PictureCache(data_root.state / "look"))
+    again = pictures_of(data_root, cache=PictureCache(data_root.look))
     os.utime(data_root.approved / "photo.jpg")  # the same bytes with another signature
     assert [again.photograph(source, 100), again.photograph(source, 50), again.cropped(source, frame, 100)] == made
     with pytest.raises(AssertionError):
-        pictures_of(data_root, cache=PictureCache(data_root.state / "look"), color="ignore").photograph(source, 100)
+        pictures_of(data_root, cache=PictureCache(data_root.look), color="ignore").photograph(source, 100)
 
 
 def test_replaced_file_is_shown_as_it_is_now_and_its_old_frame_is_not_applied(data_root):
@@ -372,14 +372,3 @@ def test_memory_is_that_of_the_decoded_picture(tmp_path, form, side, most):
     command = [sys.executable, "-c", PEAK, str(tmp_path / "small"), str(tmp_path / "large")]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < most * 1e6
-
-
-def test_module_loads_neither_torch_nor_dagster():
-    """A viewer starts fast. Every module of the package, also those that are imported inside functions."""
-    block = (
-        "import pkgutil, sys, imagemill.look as look\n"
-        "for module in pkgutil.walk_packages(look.__path__, 'imagemill.look.'): __import__(module.name)\n"
-        "print({name.partition('.')[0] for name in sys.modules} & {'torch', 'dagster', 'transformers', 'diffusers', 'pandas'})"
-    )
-    done = subprocess.run([sys.executable, "-c", block], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -1,0 +1,57 @@
+"""Addresses of the viewer's pages, and the Markdown that shows a picture in Dagster's UI."""
+
+import re
+from urllib.parse import quote, urlencode
+
+from imagemill.domain.buckets import assign_bucket
+from imagemill.store.ledger import SourceRow
+
+# The viewers are mounted here in front of the UI.
+PREFIX = "/imagemill/"
+
+# Dagster shows longer Markdown only in a dialog.
+MOST_CHARACTERS = 900
+
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
+
+
+def prefix_of(name: str | None) -> str:
+    """Return the path of the first page of a data root, by its name in a shared history."""
+    return f"{PREFIX}{name}/" if name else PREFIX
+
+
+def link(page: str, **parameters: object) -> str:
+    """Return a relative address; parameters without a value are left out."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+    return f"{page}?{urlencode(given, quote_via=quote, errors='surrogateescape', safe='')}" if given else page
+
+
+def image_note(image_id: str, source: SourceRow | None, *, name: str | None, preview: bool) -> str:
+    """Return a picture of an image in Markdown, which links to its page, with size and bucket; at most `MOST_CHARACTERS`.
+
+    Args:
+        image_id: the image.
+        source: its size, None if it is not known.
+        name: of the data root in a shared history, None without one.
+        preview: whether a preview model made the file.
+    """
+    facts = (
+        [f"{source.width} × {source.height}", f"bucket {assign_bucket(source.width, source.height)}"] if source else []
+    )
+    text = ", ".join([*facts, *(["PREVIEW WEIGHTS"] if preview else [])])
+    prefix = prefix_of(name)
+    address = f"{prefix}{link('image', id=image_id)}"
+    picture = f"[![{escaped(image_id)}]({prefix}{link('thumb', id=image_id)})]({address}) {text}".rstrip()
+    return picture if len(picture) <= MOST_CHARACTERS else text or "no picture"
+
+
+def page_note(text: str, page: str, *, name: str | None, picture: str | None = None, **parameters: object) -> str:
+    """Return a link to a page in Markdown. `picture`: page of a picture to show instead of the text."""
+    prefix = prefix_of(name)
+    shown = f"![{escaped(text)}]({prefix}{link(picture, **parameters)})" if picture else escaped(text)
+    return f"[{shown}]({prefix}{link(page, **parameters)})"
+
+
+def escaped(text: str) -> str:
+    """Return a text as Markdown that shows exactly this text."""
+    return _PUNCTUATION.sub(r"\\\g<0>", " ".join(text.split()))
