@@ -72,7 +72,7 @@ def test_two_events_of_an_image_fit_a_page_of_the_history(data_root, definition)
         materialize(data_root, instance, definition, keys=[image_id, image_id], deferred=True)
         for key in (definition.key, APPROVED_IMAGES):
             (record,) = instance.fetch_materializations(key, limit=10).records
-            assert 1500 < len(serialize_value(record.event_log_entry)) <= 1900
+            assert 1300 < len(serialize_value(record.event_log_entry)) <= 1900
 
 
 def test_event_of_an_unfinished_regeneration_has_its_progress(data_root, instance):

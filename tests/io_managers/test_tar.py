@@ -151,6 +151,8 @@ def test_bucket_has_its_own_counters_and_folder(root, instance, deferred):
         "samples added": 2, "samples changed": 0, "samples removed": 0,
         "size (MB)": round(size / 1e6, 3), "models": preview, "path": str(folder),
         "pixels.color": "ignore", "colours": "no profiles",
+        "look": f"[![bucket {SQUARE}](/imagemill/montage?bucket={SQUARE}&crop=1&show=in_shards)]"
+        f"(/imagemill/images?bucket={SQUARE}&crop=1&show=in_shards)",
     }  # fmt: skip
     assert shown["704x1344"] == {
         "status": "empty", "samples": 0, "shards": 0, "shards written": 0,
