@@ -4,6 +4,7 @@ import dagster as dg
 
 from assets.stage2_jsonl import stage2_jsonl
 from imagemill.domain.embedding_specs import T5, mask_length
+from imagemill.pipeline.image_states import limited_shares
 from imagemill.pipeline.problem_list import problems_of_records
 from imagemill.validation.findings import Finding, broken, collect
 from imagemill.validation.lines import Findings
@@ -11,6 +12,7 @@ from imagemill.validation.stage2 import blocks_packing, stage2_records
 from imagemill.validation.tables import validate_ledger_tables, validate_stage2_table
 from io_managers import refusals
 from io_managers.check_results import as_result
+from io_managers.viewer import page_shown
 from resources.data_root import DataRootResource
 
 
@@ -42,6 +44,21 @@ def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
     return as_result(
         collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl, migrating=True)),
         collect(root.ledger.name, "ledger tables", broken(validate_ledger_tables(ledger))),
+    )
+
+
+@dg.asset_check(asset=stage2_jsonl)
+def within_limits(data_root: DataRootResource) -> dg.AssetCheckResult:
+    """No filter of the viewer has a larger share of the images than `limits` in imagemill.yaml permits."""
+    shares = limited_shares(data_root.session)
+    exceeded = [share for share in shares if share.share > share.limit]
+    texts = [f"{one.name} {one.share:.1%} ({one.images:,}), limit {one.limit:.1%}" for one in exceeded or shares]
+    links = page_shown(exceeded[0].name.replace("_", " "), "images", show=exceeded[0].name) if exceeded else {}
+    return dg.AssetCheckResult(
+        passed=not exceeded,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(texts) or "imagemill.yaml sets no limits",
+        metadata={f"{share.name} (share)": round(share.share, 4) for share in shares} | links,
     )
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, use_kinds
 from imagemill.domain.encoder_settings import EncoderSettings, ModelSettings, Positive
+from imagemill.domain.filters import SHARES
 from imagemill.domain.inputs import (
     AUTO,
     KOHYA,
@@ -208,6 +209,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         near_duplicates: search for near duplicates, and whether shards leave them out.
         summarizer: summarizer of Stage-A images.
         captioner: captioner of images that have no caption; off by default.
+        limits: largest share of the images of `approved/`, from 0 to 1, by filter of the viewer, such as `refused: 0.01`. The
+            check `within_limits` warns of each that is exceeded.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
@@ -232,6 +235,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     captioner: CaptionerSettings = CaptionerSettings()
+    limits: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
     licence: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
@@ -318,6 +322,12 @@ def _read(path: Path, _: FileSignature) -> Config:
             f"{path.name} line {document.line(['encoders', unknown[0]])}: unknown embedding kind {unknown[0]!r}",
             where=path,
             do=f"choose from {', '.join(sorted(known))}",
+        )
+    if unlimited := sorted(set(config.limits).difference(SHARES)):
+        raise WrongUsage(
+            f"{path.name} line {document.line(['limits', unlimited[0]])}: unknown filter {unlimited[0]!r}",
+            where=path,
+            do=f"choose from {', '.join(SHARES)}",
         )
     for kind, spec in specs.items():
         given, place = config.encoders.get(kind, {}), ("encoders", kind)

@@ -63,6 +63,20 @@ def test_summarizer_is_the_preview_model_and_greedy_and_the_captioner_off(tmp_pa
     assert (config.summarizer.temperature, config.captioner.enabled) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("{refuse: 0.1}", "unknown filter 'refuse'"),
+        ("{withdrawn: 0.1}", "unknown filter 'withdrawn'"),
+        ("{refused: 1.5}", "limits.refused"),
+    ],
+)
+def test_limit_is_a_share_of_a_filter(tmp_path, limits, said):
+    with pytest.raises(WrongUsage, match=said):
+        read_config(write(tmp_path, f"limits: {limits}"))
+    assert read_config(write(tmp_path, "limits: {refused: 0.01}")).limits == {"refused": 0.01}
+
+
 def test_prompt_files_are_relative_to_the_configuration_file(tmp_path):
     text = "summarizer: {prompts: {default: ask.txt, other: /a/b.txt}}\ncaptioner: {prompt: caption.txt}"
     config = read_config(write(tmp_path, text))

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from imagemill.domain.filters import FILTERS
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.images import fitted_size
 from imagemill.look.child import COMMAND, Tasks
@@ -31,7 +32,7 @@ from imagemill.look.selection import PAGE_SIZE, View, read_view
 from imagemill.look.viewer import Viewer
 from imagemill.pipeline.contact_sheet import grey_picture
 from imagemill.store.ledger import CHANGES_SINCE
-from imagemill.store.ledger.overview import FILTERS, SORTS, ImageState
+from imagemill.store.ledger.overview import SORTS, ImageState
 from imagemill.text.units import counted
 from imagemill.web_guard import Application, Message, Receive, Send
 

@@ -8,8 +8,9 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from imagemill.domain.filters import FILTERS
 from imagemill.errors import WrongUsage
-from imagemill.store.ledger.overview import FILTERS, SORTS, Selection
+from imagemill.store.ledger.overview import SORTS, Selection
 
 PAGE_SIZE = 100
 

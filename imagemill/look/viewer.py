@@ -20,6 +20,7 @@ import msgspec
 from imagemill.config import use_configured_kinds
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
+from imagemill.domain.filters import FILTERS
 from imagemill.domain.latent_boxes import Box, encoded_box
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
@@ -41,7 +42,7 @@ from imagemill.pipeline.session import Session, open_session
 from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, bucket_folder
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import SourceRow
-from imagemill.store.ledger.overview import FILTERS, ImageState, Overview, Selection
+from imagemill.store.ledger.overview import ImageState, Overview, Selection
 
 T = TypeVar("T")
 

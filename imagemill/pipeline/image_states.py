@@ -9,6 +9,8 @@ Counts of outcomes are those of accounting.py, problems those of problem_list.py
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
 from imagemill.domain.embedding_specs import VAE
@@ -20,7 +22,7 @@ from imagemill.pipeline.problem_list import InputProblem, current_problems, list
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger.overview import ImageState
+from imagemill.store.ledger.overview import ImageState, Overview
 
 
 def latent_picture(session: Session) -> str:
@@ -81,6 +83,24 @@ def read_states(session: Session) -> tuple[Iterator[ImageState], list[InputProbl
             )
 
     return states(), problems
+
+
+class Share(NamedTuple):
+    """The share of a filter in the images of `approved/`. `images`: its number; `limit`: the largest permitted share."""
+
+    name: str
+    images: int
+    share: float
+    limit: float
+
+
+def limited_shares(session: Session) -> list[Share]:
+    """Return the share of each filter that the configuration limits; no state is read if it limits none."""
+    if not (limits := session.config.limits):
+        return []
+    with closing(Overview(read_states(session)[0])) as table:
+        counts = table.counts()
+    return [Share(name, counts[name], counts[name] / max(1, counts["seen"]), limit) for name, limit in limits.items()]
 
 
 def _samples(session: Session) -> dict[str, tuple[str, int]]:

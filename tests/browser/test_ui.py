@@ -10,7 +10,7 @@ import pytest
 from assets.partitions import images as image_partitions
 from checks.bucket_shards import shards_valid
 from checks.embeddings import embedding_checks
-from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
+from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid, within_limits
 from dagster_project.internals.instance import open_instance
 from dagster_project.partitions import register
 from dagster_project.sensors import STILL_SECONDS
@@ -31,7 +31,7 @@ BROKEN = "broken"
 KINDS = [spec.kind for spec in embedding_specs()]
 CHECKS = [
     key
-    for check in (*embedding_checks, records_valid, table_valid, inputs_accepted, shards_valid)
+    for check in (*embedding_checks, records_valid, table_valid, within_limits, inputs_accepted, shards_valid)
     for key in check.check_keys
 ]
 CHECKED_ASSETS = sorted({key.asset_key.to_user_string() for key in CHECKS})

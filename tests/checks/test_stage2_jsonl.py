@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from assets.stage2_jsonl import stage2_jsonl
-from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid
+from checks.stage2_jsonl import inputs_accepted, records_valid, table_valid, within_limits
 from tests.helpers.stage2 import embed, photos, record_of, write_text
 from tests.helpers.wiring import checks_of, history, materialize, stub_every_kind
 
@@ -46,6 +46,27 @@ def test_checks_pass_on_output_of_a_run(data_root, instance):
     assert {name: e.passed for name, e in found.items()} == {RECORDS: True, TABLE: True, INPUTS: True}
     assert {name: found[name].metadata["checked"].value for name in (RECORDS, TABLE)} == {RECORDS: 2, TABLE: 2}
     assert found[RECORDS].description == "no findings"
+
+
+def test_filters_are_compared_with_the_limits_of_the_configuration(data_root, instance):
+    photos(data_root, "a", "b", "c")
+    (data_root.approved / "c.txt").unlink()
+    embed(data_root)
+    assert materialize(data_root, instance, stage2_jsonl).success
+
+    def verdict(limits):
+        data_root.config_file.write_text(limits)
+        return check_alone(data_root, instance, within_limits)["stage2_jsonl:within_limits"]
+
+    found = verdict("limits: {no_caption: 0.3, failed: 0}\n")
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert found.description == "no_caption 33.3% (1), limit 30.0%"
+    assert found.metadata["no_caption (share)"].value == 0.3333
+    assert found.metadata["look"].value == "[no caption](/imagemill/images?show=no_caption)"
+    found = verdict("limits: {no_caption: 0.4}\n")
+    assert (found.passed, found.description) == (True, "no_caption 33.3% (1), limit 40.0%")
+    found = verdict("threads: 1\n")
+    assert (found.passed, found.description) == (True, "imagemill.yaml sets no limits")
 
 
 @pytest.fixture

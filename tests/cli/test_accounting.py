@@ -241,6 +241,6 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
 
     assert done.code == 0
     assert [len(outcome.checks) for outcome in ended] == [0, 0, 6, 4]
-    assert "checks     10 of 10 passed" in done.text
+    assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}

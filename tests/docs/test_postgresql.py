@@ -60,7 +60,7 @@ def test_existing_root_moves_to_postgresql_as_the_page_says(tmp_path):
 
         rows = server.query("SELECT asset_key FROM asset_keys", "imagemill")
 
-    assert "checks     10 of 10 passed" in first
+    assert "checks     11 of 11 passed" in first
     assert "made 0" in first or "up to date" in first
     assert "no Dagster run was started" in second
     assert {'["dinov3_npy"]', '["bucket_shards"]'} <= {key for (key,) in rows}

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from imagemill.domain.filters import FILTERS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.look.app import make_app
@@ -21,7 +22,6 @@ from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
 from imagemill.look.viewer import Viewer
 from imagemill.store.ledger import Ledger
-from imagemill.store.ledger.overview import FILTERS
 from imagemill.web_guard import WebGuard
 from tests.helpers.product import command, imagemill, photos, snapshot
 

@@ -5,10 +5,11 @@ The rows are gathered in pipeline/image_states.py.
 
 from collections.abc import Collection, Iterable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from imagemill.domain.filters import FILTERS, LEAST_COVERAGE, MOST_ENLARGEMENT
 from imagemill.store.ledger.database import IN_MEMORY, Database
 from imagemill.store.ledger.table import Codec, Table
 
@@ -61,38 +62,21 @@ _BOOL = Codec(int, bool)
 _REASONS = Codec(lambda reasons: f" {' '.join(reasons)} " if reasons else "", lambda text: tuple(text.split()))
 STATES = Table("states", ImageState, seen=_BOOL, truncated=_BOOL, marked=_BOOL, reasons=_REASONS)
 
-# An image that is enlarged more, or of which training sees less, is listed.
-MOST_ENLARGEMENT, LEAST_COVERAGE = 1.2, 0.8
-
-
-class Filter(NamedTuple):
-    """A named part of the inputs: a title for people, and the condition. `share`: whether it is a part of the seen images."""
-
-    title: str
-    condition: str
-    share: bool = True
-
-
-# Withdrawn images are in their own filter only.
+# Conditions of the filters. Withdrawn images are in their own filter only.
 _WITHDRAWN = "withdrawn"
-FILTERS = {
-    "all": Filter("all inputs", "1", share=False),
-    "seen": Filter("images in approved/", "seen"),
-    "in_shards": Filter("in shards", "tar IS NOT NULL", share=False),
-    "up_to_date": Filter("up to date", "seen AND outcome = 'up_to_date'"),
-    "refused": Filter("refused", "seen AND outcome = 'refused'"),
-    "failed": Filter("failed", "seen AND outcome = 'failed'"),
-    "waiting": Filter("waiting", "seen AND outcome = 'waiting'"),
-    _WITHDRAWN: Filter("withdrawn", "withdrawn IS NOT NULL", share=False),
-    "marked": Filter("marked", "marked", share=False),
-    "problems": Filter("with a problem", "reasons != ''", share=False),
-    "no_caption": Filter("without a caption", "seen AND caption IS NULL"),
-    "caption_cut": Filter("caption cut by the text encoder", "seen AND truncated"),
-    "enlarged": Filter(f"enlarged more than {MOST_ENLARGEMENT} times", f"seen AND enlargement > {MOST_ENLARGEMENT}"),
-    "low_coverage": Filter(
-        f"less than {LEAST_COVERAGE:.0%} of the picture used", f"seen AND coverage < {LEAST_COVERAGE}"
-    ),
-    "near_duplicates": Filter("near duplicates", "seen AND duplicate_of IS NOT NULL"),
+_CONDITIONS = {
+    "all": "1",
+    "seen": "seen",
+    "in_shards": "tar IS NOT NULL",
+    **{outcome: f"seen AND outcome = '{outcome}'" for outcome in ("up_to_date", "refused", "failed", "waiting")},
+    _WITHDRAWN: "withdrawn IS NOT NULL",
+    "marked": "marked",
+    "problems": "reasons != ''",
+    "no_caption": "seen AND caption IS NULL",
+    "caption_cut": "seen AND truncated",
+    "enlarged": f"seen AND enlargement > {MOST_ENLARGEMENT}",
+    "low_coverage": f"seen AND coverage < {LEAST_COVERAGE}",
+    "near_duplicates": "seen AND duplicate_of IS NOT NULL",
 }
 
 # Columns to sort by; unknown values come first.
@@ -134,7 +118,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     def condition(self) -> tuple[str, list[Any]]:
         """Return the condition in SQL, and its parameters."""
-        parts, given = [f"({FILTERS[self.show].condition})"], []
+        parts, given = [f"({_CONDITIONS[self.show]})"], []
         if self.show != _WITHDRAWN:
             parts.append("withdrawn IS NULL")
         for value, condition in (
