@@ -33,6 +33,7 @@ from imagemill.look.frames import Frame, frame_of
 from imagemill.look.latents import LatentColours, cell_pixels, latents_picture, root_colours
 from imagemill.look.pictures import Pictures
 from imagemill.look.selection import PAGE_SIZE, View
+from imagemill.look.similar import Similar
 from imagemill.pipeline.changes import Changes, parse_since, read_changes
 from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary
 from imagemill.pipeline.image_report import explain
@@ -47,6 +48,7 @@ from imagemill.store.ledger.overview import ImageState, Overview, Selection
 T = TypeVar("T")
 
 CACHE = "look"
+MOST_SIMILAR = 12
 # Longer side of the pictures of an export, in pixels.
 EXPORTED_SIDE = 256
 
@@ -95,6 +97,7 @@ class Shown(msgspec.Struct, frozen=True):
         frame: the part that training sees, None if the image was never opened.
         latents: kinds of whose arrays there is a picture.
         cuts: text kinds → number of characters of the caption that the encoder sees; None if its tokenizer is not here.
+        similar: the most similar images, with their cosines.
         previous, next: the neighbours within the selection, None at its ends.
         position: number of selected images before it, None if it is not selected.
     """
@@ -104,6 +107,7 @@ class Shown(msgspec.Struct, frozen=True):
     frame: Frame | None
     latents: dict[str, LatentPicture]
     cuts: dict[str, int | None]
+    similar: list[tuple[ImageState, float]]
     previous: str | None
     next: str | None
     position: int | None
@@ -126,6 +130,8 @@ class Viewer:
         self._problems: list[InputProblem] = []
         self._seen: tuple[object, ...] | None = None
         self._folders: list[Path] = []
+        self._vectors = Similar()
+        self._shown: set[str] = set()
 
     def run(self, function: Callable[..., T], *given: Any) -> T:
         """Call a method of this viewer on its thread, and wait."""
@@ -167,6 +173,7 @@ class Viewer:
             states, self._problems = read_states(self._session)
             self._overview.close()
             self._overview = Overview(states)
+            self._shown = set(self._overview.items(Selection("seen")))
             self._folders = self._folders_of_images()
             folders = [_mtime(folder) for folder in self._looked_at()]
             # A folder that changed meanwhile is read again by the next call.
@@ -239,6 +246,7 @@ class Viewer:
             self._frame(state),
             self._latents(state),
             self._cuts(state),
+            self._similar(item, table),
             before[0].item if before else None,
             after[0].item if after else None,
             position,
@@ -301,6 +309,12 @@ class Viewer:
     def _colours(self, spec: EmbeddingSpec) -> LatentColours | None:
         root, ledger = self.session.root, self.session.reading
         return root_colours(root, ledger, self.session.in_force(spec), self._pictures(), self._cache(root))
+
+    def _similar(self, item: str, table: Overview) -> list[tuple[ImageState, float]]:
+        """Return similar images that are in `approved/` and not withdrawn."""
+        found = self._vectors.to(self.session.root, item, self._shown, MOST_SIMILAR)
+        states = table.states([each.image_id for each in found])
+        return [(states[each.image_id], each.cosine) for each in found]
 
     def _cuts(self, state: ImageState) -> dict[str, int | None]:
         if not state.caption:

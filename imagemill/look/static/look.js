@@ -61,7 +61,7 @@ document.addEventListener("click", (event) => {
 
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const grid = document.querySelector(".grid");
+  const grid = document.querySelector("article.card") ? null : document.querySelector(".grid");
   const number = grid ? focused() : 0;
   const follow = (selector) => document.querySelector(selector)?.click();
   if (event.key === "x" || event.key === "X") toggle(number, event.shiftKey);
