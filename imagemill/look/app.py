@@ -28,6 +28,7 @@ from imagemill.formats.images import fitted_size
 from imagemill.look.child import COMMAND, Tasks
 from imagemill.look.links import link
 from imagemill.look.pictures import as_jpeg
+from imagemill.look.records import PAGE
 from imagemill.look.selection import PAGE_SIZE, View, read_view
 from imagemill.look.viewer import Viewer
 from imagemill.pipeline.contact_sheet import grey_picture
@@ -37,6 +38,8 @@ from imagemill.text.units import counted
 from imagemill.web_guard import Application, Message, Receive, Send
 
 THUMBNAIL, LARGE = 256, 1600
+# Longer side of the pictures of presets and groups, in pixels.
+FILE_SIDE = 512
 # Pictures of a montage, its columns, and the longer side of each picture in pixels.
 MONTAGE, MONTAGE_COLUMNS, MONTAGE_SIDE = 12, 6, 128
 
@@ -69,7 +72,9 @@ def make_app(viewer: Viewer, *, url_token: str | None = None, command: Sequence[
     routes = [
         Route("/", pages.overview), Route("/images", pages.images), Route("/image", pages.image),
         Route("/duplicates", pages.duplicates), Route("/changes", pages.changes), Route("/marked", pages.marked),
-        Route("/task", pages.task), Route("/thumb", pages.thumbnail), Route("/photo", pages.photograph),
+        Route("/presets", pages.presets), Route("/preset", pages.preset), Route("/groups", pages.groups),
+        Route("/file", pages.file), Route("/task", pages.task),
+        Route("/thumb", pages.thumbnail), Route("/photo", pages.photograph),
         Route("/latents", pages.latents), Route("/montage", pages.montage), Route("/static/{name}", pages.static),
         Route("/marks", pages.set_marks, methods=["POST"]), Route("/withdraw", pages.withdraw, methods=["POST"]),
         Route("/restore", pages.restore, methods=["POST"]),
@@ -149,6 +154,45 @@ class _Pages:
     async def marked(self, request: Request) -> Response:
         """Return the marked images, with the button that withdraws them."""
         return self.render("marked.html", states=await self._viewer.call(self._viewer.marks), changed=False)
+
+    async def presets(self, request: Request) -> Response:
+        """Return the presets and the missions of Stage-A."""
+        return self.render(
+            "presets.html",
+            presets=await self._viewer.call(self._viewer.presets),
+            missions=await self._viewer.call(self._viewer.missions),
+        )
+
+    async def preset(self, request: Request) -> Response:
+        """Return records of a preset, with their objects drawn."""
+        given = request.query_params
+        name, split, label = given.get("name", ""), given.get("split", ""), given.get("class") or None
+        page = self._view(request).page
+        found, problems = await self._viewer.call(self._viewer.preset_page, name, split, label, page)
+        return self.render(
+            "preset.html", name=name, split=split, label=label, page=page, found=found, problems=problems, size=PAGE
+        )
+
+    async def groups(self, request: Request) -> Response:
+        """Return groups of a mission, images beside their summaries."""
+        mission, page = request.query_params.get("mission", ""), self._view(request).page
+        groups, number, problems = await self._viewer.call(self._viewer.mission_page, mission, page)
+        return self.render(
+            "groups.html", mission=mission, page=page, groups=groups, number=number, problems=problems, size=PAGE
+        )
+
+    async def file(self, request: Request) -> Response:
+        """Return a picture of an image of a preset or a mission."""
+        given = request.query_params
+        source, pictures = await self._viewer.call(
+            self._viewer.file_of, given.get("preset", ""), given.get("mission", ""), given.get("path", "")
+        )
+        px = LARGE if given.get("large") == "1" else FILE_SIDE
+        try:
+            made = await run_in_threadpool(pictures.photograph, source, px)
+        except (ImagemillError, OSError):
+            made = as_jpeg(grey_picture((4, 3)))
+        return Response(made, 200, {"Cache-Control": "private, max-age=60"}, "image/jpeg")
 
     async def task(self, request: Request) -> Response:
         """Return the state of the command that was started last."""

@@ -20,7 +20,7 @@ def prefix_of(name: str | None) -> str:
     return f"{PREFIX}{name}/" if name else PREFIX
 
 
-def link(page: str, **parameters: object) -> str:
+def link(page: str, /, **parameters: object) -> str:
     """Return a relative address; parameters without a value are left out."""
     given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
     return f"{page}?{urlencode(given, quote_via=quote, errors='surrogateescape', safe='')}" if given else page

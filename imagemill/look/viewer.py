@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ from imagemill.config import use_configured_kinds
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.filters import FILTERS
+from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.domain.latent_boxes import Box, encoded_box
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
@@ -32,6 +34,16 @@ from imagemill.look.export import MOST_ENTRIES, ExportEntry, ExportReason, expor
 from imagemill.look.frames import Frame, frame_of
 from imagemill.look.latents import LatentColours, cell_pixels, latents_picture, root_colours
 from imagemill.look.pictures import Pictures
+from imagemill.look.records import (
+    PresetPage,
+    SummarisedGroup,
+    image_file,
+    mission_page,
+    preset_folder,
+    preset_page,
+    presets,
+    summarised,
+)
 from imagemill.look.selection import PAGE_SIZE, View
 from imagemill.look.similar import Similar
 from imagemill.pipeline.changes import Changes, parse_since, read_changes
@@ -42,6 +54,7 @@ from imagemill.pipeline.problem_list import InputProblem
 from imagemill.pipeline.session import Session, open_session
 from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, bucket_folder
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
+from imagemill.pipeline.stage_a.missions import discover
 from imagemill.store.ledger import SourceRow
 from imagemill.store.ledger.overview import ImageState, Overview, Selection
 
@@ -166,7 +179,7 @@ class Viewer:
         Raises:
             MissingInput: if nothing has run, or the folder of images is gone.
         """
-        if self._session is None or self._seen != self._state():
+        if self._session is None or self._seen is None or self._seen != self._state():
             self._open.close()
             self._session = self._open.enter_context(open_session(self.path))
             began, (version, files, _) = time.time_ns(), self._state()
@@ -333,6 +346,46 @@ class Viewer:
             return None
         size = "bucket" if latent_picture(self.session) == "bucket" else "original"
         return frame_of(state.width, state.height, state.bucket, size)
+
+    # ---- presets and Stage-A
+
+    def presets(self) -> dict[str, list[str]]:
+        """Return the splits of each preset, by `dataset/preset`."""
+        return presets(self._root())
+
+    def preset_page(self, name: str, split: str, label: str | None, page: int) -> tuple[PresetPage, list[InputProblem]]:
+        """Return a page of a preset's records, and the problems of its dataset. Raises MissingInput."""
+        found = preset_page(self._root(), name, split, label, page)
+        with suppress(ImagemillError):  # without images in approved/
+            self._now()
+        dataset = name.partition("/")[0]
+        return found, [problem for problem in self._problems if problem.item.startswith(f"{dataset}/")]
+
+    def missions(self) -> list[str]:
+        """Return the missions of Stage-A."""
+        return summarised(self._root())
+
+    def mission_page(self, mission: str, page: int) -> tuple[list[SummarisedGroup], int, list[InputProblem]]:
+        """Return a page of a mission's records, their number, and its problems. Raises MissingInput."""
+        groups, number = mission_page(self._root(), mission, page)
+        with suppress(ImagemillError):
+            self._now()
+        return groups, number, [problem for problem in self._problems if problem.item.startswith(f"{mission}/")]
+
+    def file_of(self, preset: str, mission: str, relative: str) -> tuple[SourceRow, Pictures]:
+        """Return what is needed to show an image of a preset or of a mission. Raises MissingInput."""
+        root = self._root()
+        folder = preset_folder(root, preset).path if preset else discover(root.stage_a_input, mission).folder
+        image_file(folder, relative)
+        at = replace(root, approved_at=folder)
+        row = SourceRow(relative, relative, FileSignature(""), "", 0, 0)
+        return row, Pictures(at, NEW_INPUTS, self._cache(root))
+
+    def _root(self) -> DataRoot:
+        """Return the data root with its recorded folders, which may have no images in `approved/`."""
+        if self._session is None:
+            self._session = self._open.enter_context(open_session(self.path))
+        return self._session.root
 
     # ---- marks
 
