@@ -90,7 +90,7 @@ def _vector(path: Path) -> np.ndarray | None:
 
 
 def _direction(vector: np.ndarray) -> np.ndarray | None:
-    """Return a vector scaled to length 1, float32; None if it is none of DINOv3, is zero or not finite."""
+    """Return a vector scaled to length 1, float32; None if it has another shape, is zero, or is not finite."""
     if vector.shape != (DINOV3_WIDTH,):
         return None
     length = float(np.linalg.norm(vector.astype(np.float64)))
