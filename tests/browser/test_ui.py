@@ -20,7 +20,7 @@ from imagemill.inputs.scan import scan_approved
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.product import imagemill, photos, snapshot, start
-from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, node, open_graph, open_group, wait_until, watched_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -49,29 +49,6 @@ def root(tmp_path_factory):
     done = imagemill("run", "--data-root", root.path, stub=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return root
-
-
-@pytest.fixture(scope="module")
-def ui(root):
-    with running_ui(root, log=root.path.with_name("ui.log")) as ui:
-        yield ui
-
-
-@pytest.fixture(scope="module")
-def context():
-    with browser() as context:
-        yield context
-
-
-@pytest.fixture
-def watched(context):
-    with watched_page(context) as watched:
-        yield watched
-
-
-@pytest.fixture
-def page(watched):
-    return watched.page
 
 
 # ---- state on disk and in GraphQL
