@@ -199,7 +199,7 @@ def run_here(
         }
         run_id = str(uuid.uuid4())
         try:
-            run = _create(instance, run_id, reconstructable, location, given, {**_QUIET, **(run_config or {})})
+            run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})}, run_id)
             with _watched(instance, run_id, parent):
                 result = execute_run(reconstructable, run, instance)
         except BaseException:
@@ -220,11 +220,11 @@ def _job(module: str, attribute: str, name: str, assets: Iterable[str | dg.Asset
 
 def _create(
     instance: dg.DagsterInstance,
-    run_id: str,
     job: ReconstructableJob,
     location: str,
     tags: Mapping[str, str],
     run_config: Mapping[str, Any],
+    run_id: str,
 ) -> dg.DagsterRun:
     """Create a run with its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
     definition = job.get_definition()
