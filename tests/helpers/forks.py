@@ -22,7 +22,7 @@ from pathlib import Path
 _PRODUCT = {"assets", "checks", "dagster_project", "imagemill", "io_managers", "resources", "tests", "__main__"}
 
 # Variables that differ between commands, and that libraries do not read when they are imported.
-_OF_A_COMMAND = ("IMAGEMILL_", "DAGSTER_HOME", "XDG_CONFIG_HOME", "PYTEST_")
+_OF_A_COMMAND = ("IMAGEMILL_", "DAGSTER_HOME", "XDG_CONFIG_HOME", "PYTEST_", "PYTHONPATH")
 
 
 # ---- in the test run
@@ -32,7 +32,7 @@ class Forks:
     """The process whose forks are the commands. `environment` is that of its libraries."""
 
     def __init__(self, environment, folder):
-        self._shared = _of_libraries(environment)
+        self._shared, self._search_path = _of_libraries(environment), _search_path(environment)
         self._files = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.forks"],
@@ -41,8 +41,13 @@ class Forks:
         atexit.register(self._close)
 
     def can_run(self, environment):
-        """Return whether the libraries of a command would be imported with the same environment."""
-        return _of_libraries(environment) == self._shared
+        """Return whether the libraries of a command would be imported with the same environment, from the same folders."""
+        added = [path for path in _search_path(environment) if path not in self._search_path]
+        return (
+            _of_libraries(environment) == self._shared
+            and set(self._search_path) <= set(_search_path(environment))
+            and not any(Path(path, "sitecustomize.py").exists() for path in added)
+        )
 
     def run(self, command, environment):
         """Run a command to its end, as `subprocess.run` does.
@@ -68,6 +73,10 @@ class Forks:
 
 def _of_libraries(environment):
     return {name: value for name, value in environment.items() if not name.startswith(_OF_A_COMMAND)}
+
+
+def _search_path(environment):
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 # ---- in the process
@@ -112,6 +121,7 @@ def execute(asked):
         os.close(opened)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.path[1:1] = [path for path in _search_path(asked["environment"]) if path not in sys.path]
     before = set(sys.modules)
     atexit.register(lambda: Path(asked["modules"]).write_text("\n".join(n for n in sys.modules if n not in before)))
     _, program, *arguments = asked["command"]
