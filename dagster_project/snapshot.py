@@ -36,11 +36,15 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import Status
 from imagemill.store.ledger import HISTORY, Ledger
-from imagemill.store.ledger.database import state_of_files
+from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 from imagemill.store.second_copy import refresh
 from imagemill.validation.shard_sets import is_verified, set_folders
 
-NAME = "snapshot.json"
+# Raised by a release that makes something else of the same input, so that the next run after the upgrade takes the whole way.
+FORMAT = 1
+
+# Settings that came after the digest: it leaves them out while they are unset, so that it stays the same for upgraded data roots.
+_ADDED = {"name"}
 
 
 class Ended(Protocol):
@@ -82,7 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The state of a data root.
 
     Attributes:
-        release: release of imagemill that wrote it; that of another release is not used.
+        release: release of imagemill that wrote it.
         ledger: state of the ledger's file.
         names: fingerprint of the names in `approved/`.
         status: counts and problems.
@@ -90,6 +94,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         checks: name → whether the check passed; `warnings`: those that warned.
         settled: fingerprint of all that a run reads, if a run would change nothing; else blank.
         written_at: seconds since the epoch.
+        format: number of the rules by which it was made; one with other rules is not used.
     """
 
     release: str
@@ -101,6 +106,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     warnings: list[str]
     settled: str
     written_at: float
+    format: int = 1
 
     @property
     def time(self) -> str:
@@ -116,8 +122,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 def read_snapshot(root: DataRoot) -> Snapshot | None:
     """Return the snapshot; None if it does not exist, cannot be read, or the ledger has changed since."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
-        found = msgspec.json.decode((root.state / NAME).read_bytes(), type=Snapshot)
-        if (found.release, found.ledger) == (version("imagemill"), state_of_files(root.ledger)):
+        found = msgspec.json.decode((root.state / SNAPSHOT).read_bytes(), type=Snapshot)
+        if (found.format, found.ledger) == (FORMAT, state_of_files(root.ledger)):
             return found
     return None
 
@@ -152,9 +158,14 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
         warnings=work.warnings(),
         settled=settled or "",
         written_at=datetime.now(UTC).timestamp(),
+        format=FORMAT,
     )
+    _store(found, root)
+
+
+def _store(found: Snapshot, root: DataRoot) -> None:
     with contextlib.suppress(OSError, ImagemillError):
-        write_bytes_atomic(root.state / NAME, msgspec.json.encode(found))
+        write_bytes_atomic(root.state / SNAPSHOT, msgspec.json.encode(found))
 
 
 def names_state(session: Session) -> str:
@@ -169,7 +180,11 @@ def names_state(session: Session) -> str:
 def settled_snapshot(session: Session) -> Snapshot | None:
     """Return the snapshot if a run would change nothing; list the folders only if it may.
 
-    The listings are kept for the run that follows otherwise.
+    The listings are kept for the run that follows otherwise. The second copies of the settings are completed, which an upgrade of
+    the ledger, or a disk that was full, has left behind.
+
+    Raises:
+        ImagemillError: if a second copy cannot be written.
     """
     found = read_snapshot(session.root)
     if found is None or not found.settled:
@@ -178,7 +193,13 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     if history is None or not _is_recorded(session.reading, history):
         return None
     here = _Read(session.look(), _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
-    return found if _digest(session, here, history) == found.settled else None
+    if _digest(session, here, history, found.release) != found.settled:
+        return None
+    if refresh(session.root, session.reading, required=True):  # the digest includes a copy
+        here = here._replace(sets=_sets(session.root, session.reading))
+        found = msgspec.structs.replace(found, settled=_digest(session, here, history, found.release) or "")
+        _store(found, session.root)
+    return found
 
 
 class Unchanged:
@@ -258,21 +279,22 @@ def _settled(session: Session, history: HistoryState) -> str | None:
     if inventory is None or session.overview() is not inventory or merged != _signature(root.stage2_jsonl):
         return None
     # The check of the sets has just compared them with these signatures.
-    return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)), history)
+    return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)), history, version("imagemill"))
 
 
-def _digest(session: Session, read: _Read, history: HistoryState) -> str | None:
+def _digest(session: Session, read: _Read, history: HistoryState, release: str) -> str | None:
     if read.sets is None or session.config.near_duplicates.exclude:
         return None
     digest = RunningFingerprint()
-    digest.update_lines((*_settings(session.config), history.state, str(read.records), *read.sets))
+    digest.update_lines((release, *_settings(session.config), history.state, str(read.records), *read.sets))
     digest.update_lines(_listed(read.inventory))
     return str(digest)
 
 
 def _settings(config: Config) -> Iterator[str]:
-    yield version("imagemill")
-    yield repr(config)
+    values, unset = ({name: getattr(of, name) for name in Config.__struct_fields__} for of in (config, Config()))
+    read = (f"{name}={value!r}" for name, value in values.items() if name not in _ADDED or value != unset[name])
+    yield f"Config({', '.join(read)})"
     yield from (repr((spec.kind, spec.folder, spec.contract)) for spec in embedding_specs())
 
 

@@ -169,4 +169,5 @@ def test_compose_file_is_checked_by_a_pinned_linter(checkout, tmp_path):
 
     assert done.returncode != 0
     assert re.search(r"\[dclint@[\d.]+\]\n\[--max-warnings\]\n\[0\]\n\[compose.yaml\]\n", done.stdout)
-    assert "lint-containers" in (REPOSITORY / "Makefile").read_text().partition("\nlint: setup")[2].partition("\n\n")[0]
+    lint = (REPOSITORY / "Makefile").read_text().partition("\nlint: setup")[2].partition("\n\n")[0]
+    assert "check-defs lint-containers" in lint

@@ -207,12 +207,18 @@ def evaluated(ui):
     return [tick["error"]["message"] if tick["error"] else tick["status"] for tick in ticks]
 
 
-def test_dagster_dev_serves_the_shipped_workspace(installed):
-    """Dagster's own processes find the classes of dagster.yaml on PYTHONPATH."""
+def test_shipped_workspace_is_valid_and_served_by_dagsters_own_commands(installed):
+    """Their processes find the classes of dagster.yaml on PYTHONPATH."""
     port, project = free_port(), installed.packages / "imagemill" / "_project"
     workspace = project / "dagster_project" / "workspace.yaml"
-    command = [installed.python, "-m", "dagster", "dev", "-w", workspace, "-p", str(port)]
     environment = {"DAGSTER_HOME": installed.root.dagster_home, "IMAGEMILL_DATA_ROOT": installed.root.path}
     given = {name: str(path) for name, path in {**environment, "PYTHONPATH": project}.items()}
+    valid = subprocess.run(
+        [installed.python, "-m", "dagster", "definitions", "validate", "-w", workspace],
+        capture_output=True, text=True, cwd=installed.current, env={**installed.environment, **given}, check=False,
+    )  # fmt: skip
+    assert valid.returncode == 0, valid.stdout + valid.stderr
+
+    command = [installed.python, "-m", "dagster", "dev", "-w", workspace, "-p", str(port)]
     with installed.serving(*command, port=port, **given) as ui:
         assert reexecute(ui, run_of_the_command_line(ui)) == "SUCCESS"

@@ -8,7 +8,6 @@ from dagster_project.cli.options import fail_on_skip, root_options
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images, refuse_no_root
-from imagemill.store.second_copy import refresh
 
 
 def split_names(context: click.Context, option: click.Parameter, given: str) -> tuple[str, ...]:
@@ -42,7 +41,6 @@ def command(
         session.put("approved", approved)
     refuse_no_images(session.root)
     if not passes and (snapshot := settled_snapshot(session)) and not (accept_renames and snapshot.renames):
-        refresh(session.root, session.reading, required=True)  # the last command may have failed to write a second copy
         sys.exit(report_unchanged(Unchanged(session, snapshot), fail_on_skip=fail_on_skip))
     from dagster_project.work import open_command
 

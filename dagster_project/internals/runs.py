@@ -197,16 +197,17 @@ def run_here(
             **({PARENT_TAG: parent.run_id} if parent else {}),
             **(tags or {}),
         }
-        run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})})
-        with _watched(instance, run.run_id, parent):
-            try:
+        run_id = str(uuid.uuid4())
+        try:
+            run = _create(instance, reconstructable, location, given, {**_QUIET, **(run_config or {})}, run_id)
+            with _watched(instance, run_id, parent):
                 result = execute_run(reconstructable, run, instance)
-            except BaseException:
-                with suppress(Exception):  # the history itself may be unwritable
-                    _report_failed(instance, run.run_id, "the run could not be executed")
-                raise
-        _end_canceling(instance, run.run_id)
-    return _outcome(instance, run.run_id, result.all_events, signals)
+        except BaseException:
+            with suppress(Exception):  # the history itself may be unwritable
+                _report_failed(instance, run_id, "the run could not be executed")
+            raise
+        _end_canceling(instance, run_id)
+    return _outcome(instance, run_id, result.all_events, signals)
 
 
 def _job(module: str, attribute: str, name: str, assets: Iterable[str | dg.AssetKey]) -> ReconstructableJob:
@@ -223,9 +224,10 @@ def _create(
     location: str,
     tags: Mapping[str, str],
     run_config: Mapping[str, Any],
+    run_id: str,
 ) -> dg.DagsterRun:
     """Create a run with its code location, so that the UI can re-execute it, and its process, so that a sweep finds it."""
-    run_id, definition = str(uuid.uuid4()), job.get_definition()
+    definition = job.get_definition()
     return instance.create_run_for_job(
         job_def=definition,
         run_id=run_id,

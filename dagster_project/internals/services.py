@@ -1,20 +1,51 @@
 """Dagster's daemon and code server, run in this process by the functions behind Dagster's own commands."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import click
 from dagster._cli.code_server import start_command
 from dagster._daemon.cli import run_command
+from filelock import FileLock, Timeout
 
 from dagster_project.code_location import ATTRIBUTE, MODULE
 from dagster_project.code_server import CodeServer
+from imagemill.domain.layout import HOME_VARIABLE
 from imagemill.project import PROJECT
+
+DAEMON_LOCK = ".daemon.lock"
 
 
 def run_daemon(instance: str, workspace: str) -> None:
-    """Run sensors, queue, backfills and run monitoring until SIGINT or SIGTERM."""
-    _run(run_command, ["--instance-ref", instance, "--workspace", workspace])
+    """Run sensors, queue, backfills and run monitoring until SIGINT or SIGTERM, once no other daemon has the history."""
+    with suppress(KeyboardInterrupt), _only_daemon(Path(os.environ[HOME_VARIABLE])):
+        _run(run_command, ["--instance-ref", instance, "--workspace", workspace])
+
+
+@contextmanager
+def _only_daemon(home: Path) -> Iterator[None]:
+    """Wait until this is the only daemon of a history on this machine.
+
+    Two daemons may both take a run from the queue and launch it. The process that comes second ends at once, and its code server
+    then reports the run as failed although the first one is executing it.
+    """
+    lock = FileLock(home / DAEMON_LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(
+            f"imagemill daemon: another daemon has the history {home} and starts its runs; this one waits until that has ended",
+            file=sys.stderr,
+            flush=True,
+        )
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def run_code_server(instance: str, server: CodeServer) -> None:

@@ -108,8 +108,8 @@ def report_restored(root: DataRoot, found: FoundCopy | None) -> None:
     )
 
 
-def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
-    """Bring the copies up to date. A folder that does not exist yet gets no copy.
+def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> bool:
+    """Bring the copies up to date; return whether one was written. A folder that does not exist yet gets no copy.
 
     A ledger that never looked for a copy does not replace one. Folders outside the data root are not part of it: a copy
     may be in another data root by now. Neither is the setting of adopted arrays, which a new ledger takes from the copy.
@@ -124,8 +124,9 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
     """
     settings, withdrawn = ledger.settings(), ledger.withdrawals()
     if BEGUN not in settings:
-        return
+        return False
     settings = {name: value for name, value in settings.items() if not name.startswith("place.") and name != ADOPTED}
+    written = False
     for path in _paths(root):
         if not path.parent.is_dir():
             continue
@@ -134,6 +135,7 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
             copy = SecondCopy(settings=settings, withdrawn=withdrawn)
             try:
                 write_bytes_atomic(path, msgspec.json.format(msgspec.json.encode(copy, order="sorted")) + b"\n")
+                written = True
             except OSError as error:
                 what = f"the second copy of the settings cannot be written: {error.strerror}"
                 if required:
@@ -144,6 +146,7 @@ def refresh(root: DataRoot, ledger: Ledger, *, required: bool = False) -> None:
                         do="free disk space or check the disk, then run the same command again",
                     ) from error
                 print(f"{what} ({path})", file=sys.stderr, flush=True)
+    return written
 
 
 def newest(root: DataRoot) -> FoundCopy | None:

@@ -13,7 +13,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import PARENT_TAG
 from tests.helpers.product import imagemill, photos
-from tests.helpers.ui import CHROMIUM, browser, running_ui, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, wait_until
 
 pytestmark = [
     pytest.mark.browser,
@@ -28,40 +28,23 @@ ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def pace(tmp_path_factory):
+    """A file with the seconds that each call of a model takes."""
+    file = tmp_path_factory.mktemp("pace") / "seconds"
+    file.write_text("0")
+    return file
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, pace):
     """Photographs after the main job."""
     root = DataRoot(tmp_path_factory.mktemp("resume") / "data")
     photos(root.approved, IMAGES)
     done = imagemill("run", "--data-root", root.path, stub=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return root
-
-
-@pytest.fixture(scope="module")
-def ui(root):
-    with running_ui(root, log=root.path.with_name("ui.log")) as ui:
-        yield ui
-
-
-@pytest.fixture(scope="module")
-def slow_ui(root):
-    """The UI again, with encoders that take their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IMAGEMILL_STUB_SLEEP", SLEEP)
-        with running_ui(root, log=root.path.with_name("slow-ui.log")) as ui:
-            yield ui
-
-
-@pytest.fixture(scope="module")
-def context():
-    with browser() as context:
-        yield context
-
-
-@pytest.fixture
-def page(context):
-    with watched_page(context) as watched:
-        yield watched.page
+        patch.setenv("IMAGEMILL_STUB_SLEEP", str(pace))
+        yield root
 
 
 def files(root):
@@ -147,35 +130,26 @@ def test_refused_image_is_named_on_the_page_of_the_run(ui, root, page, tmp_path)
         path.unlink()
 
 
-def terminated(slow_ui, root, page, tmp_path, seed):
-    """Launch a run over missing images and terminate it; return its id and the images."""
-    gone = remove(root, 90, seed)
-    run_id = launch(slow_ui, page)
+def test_terminated_run_ends_with_its_nested_run_and_makes_the_rest_when_executed_again(ui, root, page, pace, tmp_path):
+    gone = remove(root, 90, seed=2)
+    pace.write_text(SLEEP)
+    run_id = launch(ui, page)
     wait_until(lambda: gone & files(root), 120, "the first files are there")
 
     page.get_by_role("button", name="Terminate").click()
     page.get_by_role("button", name="Terminate 1 run").click()
-    wait_for_end(slow_ui, run_id, 30)
+    wait_for_end(ui, run_id, 30)
     page.get_by_text("Canceled", exact=True).first.wait_for()
     page.screenshot(path=tmp_path / "terminated.png")
 
-    assert [run["status"] for run in family(slow_ui, run_id)] == ["CANCELED", "CANCELED"]
+    assert [run["status"] for run in family(ui, run_id)] == ["CANCELED", "CANCELED"]
     assert not gone <= files(root), "it was stopped before its end"
-    return run_id, gone
 
-
-def test_terminate_ends_both_runs(slow_ui, root, page, tmp_path):
-    terminated(slow_ui, root, page, tmp_path, seed=2)
-
-
-@pytest.mark.soak
-def test_execution_again_makes_the_rest(slow_ui, root, page, tmp_path):
-    run_id, gone = terminated(slow_ui, root, page, tmp_path, seed=3)
-
+    pace.write_text("0")
     page.get_by_role("button", name="Re-execute all").click()
     page.wait_for_url(lambda url: "/runs/" in url and run_id not in url)
     again = page.url.rsplit("/", 1)[1].partition("?")[0]
-    wait_for_end(slow_ui, again, 300)
+    wait_for_end(ui, again)
 
-    assert [run["status"] for run in family(slow_ui, again)] == ["SUCCESS"] * 3
+    assert [run["status"] for run in family(ui, again)] == ["SUCCESS"] * 3
     assert gone <= files(root)

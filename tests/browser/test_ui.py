@@ -18,9 +18,10 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.inputs.scan import scan_approved
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
+from imagemill.store.ledger.schema import state_of_files
 from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.product import imagemill, photos, snapshot, start
-from tests.helpers.ui import CHROMIUM, browser, node, open_graph, open_group, running_ui, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, node, open_graph, open_group, wait_until, watched_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -28,6 +29,7 @@ pytestmark = [
 ]
 
 BROKEN = "broken"
+MISSING = "photo0003"
 KINDS = [spec.kind for spec in embedding_specs()]
 CHECKS = [
     key
@@ -49,29 +51,6 @@ def root(tmp_path_factory):
     done = imagemill("run", "--data-root", root.path, stub=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return root
-
-
-@pytest.fixture(scope="module")
-def ui(root):
-    with running_ui(root, log=root.path.with_name("ui.log")) as ui:
-        yield ui
-
-
-@pytest.fixture(scope="module")
-def context():
-    with browser() as context:
-        yield context
-
-
-@pytest.fixture
-def watched(context):
-    with watched_page(context) as watched:
-        yield watched
-
-
-@pytest.fixture
-def page(watched):
-    return watched.page
 
 
 # ---- state on disk and in GraphQL
@@ -251,6 +230,68 @@ def test_nothing_is_called_stale_or_unsynced_after_a_good_run(ui, root, page):
 # ---- starting and stopping
 
 
+def stored(root):
+    """Return bytes and times of every file that a run writes, and what the history and the ledger know."""
+    with open_instance(root) as instance:
+        known = [run.run_id for run in instance.get_runs()], instance.get_dynamic_partitions(image_partitions.name)
+    return snapshot(root.derived, root.shards), state_of_files(root.ledger), known
+
+
+def test_preview_of_a_tick_shows_the_requested_run_and_changes_nothing(ui, root, page, tmp_path):
+    """The next test makes the missing file."""
+    (root.derived / "dinov3" / f"{MISSING}.npy").unlink()
+    before = stored(root)
+    page.goto(f"{ui.url}/locations/__repository__@imagemill/sensors/new_images")
+
+    page.get_by_role("button", name="Preview tick result").click()
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_text("Requested runs (1)").wait_for()
+    page.screenshot(path=tmp_path / "tick.png")
+    dialog = page.get_by_role("dialog")
+    assert "1 run request" in dialog.inner_text()
+    assert "embed_images" in dialog.inner_text()
+    dialog.get_by_text("Preview", exact=True).click()
+    for end in ("start", "end"):
+        page.get_by_text(f"asset_partition_range_{end}: {MISSING}").wait_for()
+    page.screenshot(path=tmp_path / "requested.png")
+    page.get_by_role("button", name="OK").click()
+    page.get_by_role("button", name="Close").click()
+
+    assert stored(root) == before
+    assert sensor(ui) == {"status": "STOPPED", "ticks": [], "typeSpecificData": {"lastCursor": None}}
+
+
+def test_single_partition_is_materialised(ui, root, page, tmp_path):
+    """By real clicks in the dialog of one asset; nothing else is made."""
+    before = snapshot(root.derived, root.shards)
+    newest = newest_runs(ui)[0]["runId"]
+    page.goto(f"{ui.url}/assets/dinov3_npy?view=partitions")
+
+    page.get_by_role("button", name="Materialize").first.click()
+    page.get_by_text("Select a partition or create one").click()
+    page.keyboard.type(MISSING)
+    page.get_by_text("Select all (1)").click()
+    page.keyboard.press("Escape")
+    page.get_by_text("1 partition", exact=True).wait_for()
+    page.screenshot(path=tmp_path / "single.png")
+    page.get_by_role("button", name="Launch 1 run").click()
+    run = wait_until(
+        lambda: next((r for r in newest_runs(ui) if r["runId"] != newest), None), 30, "the run is in the history"
+    )
+    wait_until(lambda: run_status(ui, run["runId"]) in {"SUCCESS", "FAILURE"}, DAEMON_SECONDS, "the run ends")
+    page.goto(f"{ui.url}/runs/{run['runId']}")
+    page.get_by_text("Success", exact=True).first.wait_for()
+    page.screenshot(path=tmp_path / "made.png")
+
+    assert run_status(ui, run["runId"]) == "SUCCESS"
+    assert {"key": "dagster/partition", "value": MISSING} in run["tags"]
+    after = snapshot(root.derived, root.shards)
+    assert before.keys() <= after.keys()
+    changed = {name for name, found in after.items() if found != before.get(name)}
+    assert changed == {str(root.derived / "dinov3" / f"{MISSING}.npy")}
+    assert image_status(ui, "dinov3_npy", MISSING) == "MATERIALIZED"
+
+
 def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(ui, root, page, context, tmp_path):
     """The backfill is started by real clicks."""
     add_photos(root, tmp_path / "new", "backfilled", 6)
@@ -395,7 +436,7 @@ def test_sensor_makes_one_run_of_two_new_files_and_both_become_samples(ui, root,
 def sensor(ui):
     query = """{ sensorOrError(sensorSelector: {repositoryName: "__repository__", repositoryLocationName: "imagemill",
         sensorName: "new_images"}) { ... on Sensor { sensorState { status ticks(limit: 20) {
-            status runs { runId jobName } } } } } }"""
+            status runs { runId jobName } } typeSpecificData { ... on SensorData { lastCursor } } } } } }"""
     return ui.graphql(query)["sensorOrError"]["sensorState"]
 
 

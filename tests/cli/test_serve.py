@@ -12,7 +12,9 @@ from contextlib import closing, contextmanager
 
 import psutil
 import pytest
+from filelock import FileLock
 
+from dagster_project.internals.services import DAEMON_LOCK
 from imagemill.domain.layout import DataRoot
 from tests.cli.test_ui import processes_of
 from tests.helpers.product import SEARCH_PATH, imagemill, photos
@@ -88,6 +90,26 @@ def test_services_of_one_data_root_find_each_other_and_end_with_0(tmp_path, root
         assert processes_of(tmp_path) == []
     for name in ("code", "daemon", "webserver"):
         assert "Traceback" not in (tmp_path / f"{name}.log").read_text()
+
+
+def test_daemon_waits_until_no_other_one_has_the_history(tmp_path, root):
+    """Two daemons would launch a queued run twice, and the run would be reported as failed while it works."""
+    root.dagster_home.mkdir()
+    log = tmp_path / "daemon.log"
+    with FileLock(root.dagster_home / DAEMON_LOCK) as other:
+        with served(tmp_path, root, "daemon", "--code", f"127.0.0.1:{free_port()}") as waiting:
+            wait_until(lambda: "another daemon has the history" in log.read_text(), READY_SECONDS, "the daemon waits")
+            assert not healthy(root, "daemon")
+
+            other.release()
+
+            wait_until(lambda: healthy(root, "daemon"), READY_SECONDS, "the daemon works")
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(END_SECONDS) == 0
+        with served(tmp_path, root, "daemon", "--code", f"127.0.0.1:{free_port()}") as waiting, other:
+            wait_until(lambda: "another daemon has the history" in log.read_text(), READY_SECONDS, "the daemon waits")
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(END_SECONDS) == 0
 
 
 @needs_namespaces

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 
 import dagster as dg
 import pytest
@@ -14,13 +16,16 @@ import pytest
 from assets.partitions import images
 from dagster_project import snapshot
 from dagster_project.internals.instance import open_instance
-from dagster_project.snapshot import NAME
 from dagster_project.work import CommandSession
+from imagemill.config import Config
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.domain.layout import DataRoot
-from imagemill.store.ledger import HISTORY, Ledger
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.store.ledger import HISTORY, ROOT_ID, Ledger
+from imagemill.store.ledger.schema import SNAPSHOT
 from imagemill.store.second_copy import newest
 from tests.helpers.commands import called
+from tests.helpers.earlier_release import as_of_previous_release
 from tests.helpers.stage2 import photos, picture
 from tests.helpers.stubs import StubEncoder
 from tests.helpers.wiring import stub_every_kind
@@ -49,6 +54,14 @@ def runs_of(root):
         return instance.get_runs_count()
 
 
+def known_to(root):
+    """Return the runs, partitions and materialisations that the history has."""
+    with open_instance(root) as instance:
+        keys = instance.get_asset_keys()
+        made = {key.to_user_string(): instance.get_materialized_partitions(key) for key in keys}
+        return [run.run_id for run in instance.get_runs()], instance.get_dynamic_partitions(images.name), made
+
+
 def summary(text):
     """Return a summary without times, checks (a run repeats only some), and the lines that precede it."""
     kept = [
@@ -67,24 +80,61 @@ def test_second_run_ends_with_the_same_summary_and_without_a_dagster_run(settled
     assert (short.code, UNCHANGED in short.text) == (0, True)
     assert runs_of(settled) == before
     assert settled.ledger.read_bytes() == ledger
-    (settled.state / NAME).unlink()
+    (settled.state / SNAPSHOT).unlink()
     whole = called(settled, "run")
     assert UNCHANGED not in whole.text
     assert summary(short.text) == summary(whole.text)
     assert runs_of(settled) == before + 1
 
 
-def test_root_of_an_earlier_release_starts_no_run(data_root, monkeypatch):
-    """Its ledger does not have the id of the history; its snapshot identifies the history by the file."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_upgrade_starts_no_run_and_leaves_the_history_as_it_is(data_root, tmp_path, monkeypatch, shared):
+    """In `.dagster`, or alone in a history that others might join."""
+    if shared:
+        monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     stub_every_kind(monkeypatch)
-    photos(data_root, "a", size=(24, 24))
+    photos(data_root, "a", "b", size=(24, 24))
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "_record_history", lambda *_: None)
         assert called(data_root, "run").code == 0
-    with Ledger(data_root.ledger, read_only=True) as ledger:
-        assert ledger.setting(HISTORY) is None
+    as_of_previous_release(data_root)
+    before = known_to(data_root)
 
     assert is_unchanged(data_root)
+
+    assert known_to(data_root) == before
+    with Ledger(data_root.ledger, read_only=True) as ledger:
+        assert (ledger.setting(HISTORY), bool(ledger.setting(ROOT_ID))) == (None, True)
+    assert is_unchanged(data_root)
+
+
+def test_upgrade_after_a_change_takes_the_whole_way(settled):
+    as_of_previous_release(settled)
+    with closing(sqlite3.connect(settled.ledger)) as db:
+        db.execute("INSERT INTO settings VALUES ('another', 'process')")
+        db.commit()
+
+    assert not is_unchanged(settled)
+    assert is_unchanged(settled)
+
+
+def test_snapshot_of_another_release_holds_unless_its_rules_are_others(settled, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "version", lambda _: "0.0.9")
+        (settled.state / SNAPSHOT).unlink()
+        assert not is_unchanged(settled)
+    assert is_unchanged(settled)
+
+    monkeypatch.setattr(snapshot, "FORMAT", snapshot.FORMAT + 1)
+    assert not is_unchanged(settled)
+    assert is_unchanged(settled)
+
+
+def test_digest_has_the_settings_of_the_previous_release_while_later_ones_are_unset():
+    """If a setting is added, its name belongs in `_ADDED`; after a change of one, or of a default, raise `FORMAT`."""
+    text = next(snapshot._settings(Config()))
+    assert fingerprint(text.encode()) == "xxh3:9ab3b0c286912f6cbd203d4688cade17"
+    assert next(snapshot._settings(Config(name="animals"))) == text.replace("(", "(name='animals', ", 1)
 
 
 def test_ledger_records_the_history_that_it_reported_to(settled):
@@ -190,7 +240,7 @@ def test_change_while_a_run_works_is_found_by_the_next_run(settled, monkeypatch)
     }
     published = CommandSession.publish
     for name, make in late.items():
-        (settled.state / NAME).unlink()
+        (settled.state / SNAPSHOT).unlink()
 
         def publish_then_change(work, passes, make=make):
             published(work, passes)
@@ -279,7 +329,7 @@ def test_failed_image_is_tried_again(data_root, monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"release": 1}'])
 def test_damaged_snapshot_is_ignored(settled, content):
-    (settled.state / NAME).write_bytes(content)
+    (settled.state / SNAPSHOT).write_bytes(content)
 
     assert not is_unchanged(settled)
     assert called(settled, "status").code == 0

@@ -1,5 +1,6 @@
 """The job `publish_shards` as the UI launches it."""
 
+import uuid
 from types import SimpleNamespace
 
 import dagster as dg
@@ -22,7 +23,7 @@ def published(data_root):
     with open_instance(data_root) as instance:
         repository = ReconstructableRepository.for_module(runs.MODULE, runs.ATTRIBUTE)
         job = repository.get_reconstructable_job("publish_shards")
-        run = runs._create(instance, job, runs.LOCATION, {}, runs._QUIET)
+        run = runs._create(instance, job, runs.LOCATION, {}, runs._QUIET, str(uuid.uuid4()))
         queued = instance.run_coordinator.submit_run(
             SubmitRunContext(run, workspace=SimpleNamespace(asset_graph=dg.Definitions().resolve_asset_graph()))
         )

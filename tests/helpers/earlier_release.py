@@ -2,14 +2,16 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 from imagemill.store.inputs import NAMES
-from imagemill.store.ledger import HISTORY
+from imagemill.store.ledger import HISTORY, ROOT_ID
+from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 
 
 def as_of_earlier_release(root):
     """Remove from the ledger, and from its second copies, what versions 6 to 12 added."""
-    names = (*NAMES.values(), "adopted.color", "root.id", HISTORY)
+    names = (*NAMES.values(), "adopted.color", ROOT_ID, HISTORY)
     with sqlite3.connect(root.ledger) as db:
         undo_version_12(db)
         for column in ("color", "profile", "first_frame"):
@@ -37,3 +39,16 @@ def undo_version_12(db):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     for table in ("runs", "solved", "gone", "marks"):
         db.execute(f"DROP TABLE {table}")
+
+
+def as_of_previous_release(root):
+    """Remove what versions 11 and 12 added. The snapshot holds, as after the last command of that release."""
+    with closing(sqlite3.connect(root.ledger)) as db:
+        undo_version_12(db)
+        db.execute("DELETE FROM settings WHERE name IN (?, ?)", (ROOT_ID, HISTORY))
+        db.execute("PRAGMA user_version = 10")
+        db.commit()
+    file = root.state / SNAPSHOT
+    snapshot = json.loads(file.read_bytes())
+    del snapshot["format"]
+    file.write_text(json.dumps({**snapshot, "ledger": state_of_files(root.ledger)}))

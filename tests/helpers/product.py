@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from imagemill.store.second_copy import NAME as SECOND_COPY
+from tests.helpers.forks import Forks
 from tests.messages import recorder
 
 STUBS = Path(__file__).with_name("stubs.py")
@@ -20,14 +22,15 @@ SEARCH_PATH = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHON
 
 def imagemill(*arguments, stub=False, **environment):
     """Run a command to its end; `.returncode`, `.stdout`, `.stderr` as text."""
-    return subprocess.run(
-        command(*arguments, stub=stub),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=PROJECT,
-        env=_environment(environment),
-    )
+    words, environment = command(*arguments, stub=stub), _environment(environment)
+    if not recorder.environment() and _forks().can_run(environment):
+        return _forks().run(words, environment)
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=PROJECT, env=environment)
+
+
+@cache
+def _forks():
+    return Forks(_environment({}), PROJECT)
 
 
 def start(*arguments, stub=True, **environment):

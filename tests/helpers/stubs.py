@@ -1,14 +1,15 @@
 """Encoders without a model: real shapes, real dtypes, values that depend on the input, no cost.
 
 `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind and for the captioner; importing
-this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, so that a run can be killed in the
-middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is appended per captioned image; the model named
-`IMAGEMILL_STUB_NO_MODEL` is reported as missing.
+this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, or as many as the file with this
+absolute path contains, so that a run can be killed in the middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is
+appended per captioned image; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
 """
 
 import os
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.errors import ModelUnusable
 from imagemill.models import CutShort, Prepared
 from imagemill.store.provenance import ModelIdentity
+
+
+def _pause():
+    given = os.environ.get("IMAGEMILL_STUB_SLEEP", "0")
+    time.sleep(float(Path(given).read_text() if os.path.isabs(given) else given))
 
 
 class StubEncoder:
@@ -67,7 +73,7 @@ class StubEncoder:
 
     def encode(self, batch):
         self.calls += 1
-        time.sleep(float(os.environ.get("IMAGEMILL_STUB_SLEEP", "0")))
+        _pause()
         return [np.full(shape, value, self.spec.dtype) for value, shape in (item.payload for item in batch)]
 
     def close(self):
@@ -92,7 +98,7 @@ class StubCaptioner:
         return ModelIdentity(kind="captioner", model=settings.model, preview=settings.model == "preview", facts=facts)
 
     def caption(self, images):
-        time.sleep(float(os.environ.get("IMAGEMILL_STUB_SLEEP", "0")))
+        _pause()
         said = [f"{self.prompt} {zlib.crc32(image.tobytes()) % 10**6}" for image in images]
         if log := os.environ.get("IMAGEMILL_STUB_CAPTIONED"):
             with open(log, "a") as file:

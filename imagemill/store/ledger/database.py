@@ -14,9 +14,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from imagemill.errors import ImagemillError, disk_full_reported
-from imagemill.fs.fingerprints import file_signature
 from imagemill.fs.mounts import refuse_network_folder
-from imagemill.store.ledger.schema import VERSION, migrate
+from imagemill.store.ledger.schema import VERSION, migrate, state_of_files
 from imagemill.store.ledger.table import Table
 
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
@@ -180,13 +179,6 @@ class Database:
             where = f"{where} AND {key} IN (SELECT value FROM json_each(?))"
             given = (*given, msgspec.json.encode(ids).decode())
         return table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
-
-
-def state_of_files(path: Path) -> str:
-    """Return a text that changes whenever a ledger's content does, without opening the ledger; "" if it does not exist."""
-    log = path.with_name(f"{path.name}-wal")
-    states = [file_signature(file) for file in (path, log) if file.exists() and file.stat().st_size]
-    return " ".join(states)
 
 
 @contextmanager

@@ -8,8 +8,14 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+
+from imagemill.fs.atomic import write_bytes_atomic
+from imagemill.fs.fingerprints import file_signature
+
+# State of a data root at the end of the last command, beside the ledger (dagster_project/snapshot.py).
+SNAPSHOT = "snapshot.json"
 
 _FOLDER = Path(__file__).with_name("migrations")
 
@@ -44,6 +50,8 @@ def _take_step(db: sqlite3.Connection, number: int, path: Path | None) -> None:
 def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Create the tables, or upgrade those of an earlier version: in one transaction, under a file lock.
 
+    A snapshot that held for the ledger before the upgrade holds afterwards, because an upgrade is no change of the data root.
+
     Args:
         db: the connection.
         path: of the ledger; None for one in memory.
@@ -55,6 +63,7 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
         try:
+            before = state_of_files(path) if path else ""
             version = db.execute("PRAGMA user_version").fetchone()[0]
             for number in _STEPS:
                 # The tables of version 2 are also created for ledgers that already claim version 2: early ones lack
@@ -67,8 +76,26 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        if before and path:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            _keep_snapshot(path.with_name(SNAPSHOT), before, state_of_files(path))
+
+
+def _keep_snapshot(file: Path, before: str, after: str) -> None:
+    """Replace the state of the ledger in a snapshot, if it is the earlier one. Without a snapshot, the next run does more."""
+    with suppress(OSError, ValueError, RecursionError):
+        snapshot = json.loads(file.read_bytes())
+        if isinstance(snapshot, dict) and snapshot.get("ledger") == before:
+            write_bytes_atomic(file, json.dumps({**snapshot, "ledger": after}).encode())
 
 
 def wal_files(path: Path) -> list[Path]:
     """Return the files that belong to a ledger: the database, its write-ahead log and shared index."""
     return [file for suffix in ("", "-wal", "-shm") if os.path.lexists(file := Path(f"{path}{suffix}"))]
+
+
+def state_of_files(path: Path) -> str:
+    """Return a text that changes whenever a ledger's content does, without opening the ledger; "" if it does not exist."""
+    log = path.with_name(f"{path.name}-wal")
+    states = [file_signature(file) for file in (path, log) if file.exists() and file.stat().st_size]
+    return " ".join(states)

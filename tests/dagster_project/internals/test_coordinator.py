@@ -1,6 +1,7 @@
 """dagster_project/internals/coordinator.py: runs launched in the UI report each image themselves, like our own runs."""
 
 import sys
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,7 +47,7 @@ def created(instance, asset="dinov3_npy", tags=None, partition_range=(KEYS[0], K
     """Create a run as the UI's launchpad does, and return it with its job."""
     job = runs._job("toy_defs", "defs", runs.IMPLICIT_ASSET_JOB_NAME, [asset])
     given = {**(range_tags(*partition_range) if partition_range else {}), **(tags or {})}
-    run = runs._create(instance, job, "toy", given, runs._QUIET)
+    run = runs._create(instance, job, "toy", given, runs._QUIET, str(uuid.uuid4()))
     # The launchpad's process is not the one that executes.
     instance.add_run_tags(run.run_id, {OWNER_TAG: ""})
     return job, instance.get_run_by_id(run.run_id)

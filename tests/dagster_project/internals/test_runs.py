@@ -324,3 +324,21 @@ def test_run_that_does_not_fit_the_definitions_leaves_nothing_live(instance):
         run(instance, "no_such_asset")
 
     assert [r for r in instance.get_runs() if not r.is_finished] == []
+
+
+def test_run_that_fails_while_it_is_created_leaves_nothing_live(instance, monkeypatch):
+    """Dagster stores the run before the planned events of its assets, and the history may be locked or full in between."""
+
+    report = instance.report_dagster_event
+
+    def locked(event, *arguments, **options):
+        if event.event_type is DagsterEventType.ASSET_MATERIALIZATION_PLANNED:
+            raise RuntimeError("database is locked")
+        return report(event, *arguments, **options)
+
+    monkeypatch.setattr(instance, "report_dagster_event", locked)
+
+    with pytest.raises(RuntimeError, match="locked"):
+        run(instance, "totals")
+
+    assert [r.status for r in instance.get_runs()] == [dg.DagsterRunStatus.FAILURE]
