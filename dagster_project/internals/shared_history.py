@@ -114,6 +114,11 @@ def register_root(instance: dg.DagsterInstance, root: DataRoot) -> None:
             instance.daemon_cursor_storage.set_cursor_values({_KEY: msgspec.json.encode(after).decode()})
 
 
+def folders_of_owners(instance: dg.DagsterInstance) -> list[Path]:
+    """Return the folders of lock files of the roots that share the history."""
+    return [DataRoot(Path(each.path)).owners for each in _read(instance)]
+
+
 def _read(instance: dg.DagsterInstance) -> list[RegisteredRoot]:
     text = instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY)
     return msgspec.json.decode(text, type=list[RegisteredRoot]) if text else []
