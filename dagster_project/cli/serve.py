@@ -81,9 +81,9 @@ def webserver(
     roots = dict.fromkeys([*own, *(DataRoot.resolve(folder) for folder in look)])
     for each in roots:
         refuse_no_root(each)
+    instance, names = serialized_history(root, roots)
     settings = ServiceSettings(
-        instance=serialized_history(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only,
-        roots=tuple(map(mounted, roots)),
+        instance=instance, host=host, port=port, allowed_hosts=hosts, read_only=read_only, roots=mounted(roots, names)
     )  # fmt: skip
     click.echo(f"imagemill: http://{shown(host)}:{port}")
     _run("webserver", environment_of(root), settings, text)
@@ -100,7 +100,7 @@ def daemon(root: DataRoot, code: tuple[str, ...], workspace: str | None) -> None
     from dagster_project.internals.instance import environment_of, serialized_history
     from dagster_project.service import ServiceSettings
 
-    _run("daemon", environment_of(root), ServiceSettings(instance=serialized_history(root)), text)
+    _run("daemon", environment_of(root), ServiceSettings(instance=serialized_history(root)[0]), text)
 
 
 @command.command("code")

@@ -46,8 +46,7 @@ def command(given: list[DataRoot], port: int, host: str, allowed: tuple[str, ...
     served = [serialized_instance(root) for root in roots]
     instance, names = served[0][0], [name for _, name in served]
     click.echo(f"imagemill: http://{shown(host)}:{port} over {', '.join(str(root.path) for root in roots)}")
-    shown_roots = tuple(mounted(root) for root in roots)
-    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts, roots=shown_roots)
+    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts, roots=mounted(roots, names))
     with service_folder() as folder:
         servers = list(_servers(names, folder))
         plans = [

@@ -103,7 +103,7 @@ def register_root(instance: dg.DagsterInstance, root: DataRoot) -> str | None:
     home = home_of(root)
     with FileLock(home / _LOCK):
         known = _read(instance)
-        root_id = _id_at(str(root.path)) or _id_of_copy(root) or ""
+        root_id = _id_of(root)
         name = _name_of(root, root_id, known)
         after = joined(known, RegisteredRoot(root_id, name, str(root.path)), _id_at)
         if name is None and all(each.root_id != root_id for each in known):
@@ -115,6 +115,11 @@ def register_root(instance: dg.DagsterInstance, root: DataRoot) -> str | None:
         if after != known:
             instance.daemon_cursor_storage.set_cursor_values({_KEY: msgspec.json.encode(after).decode()})
     return name
+
+
+def name_of_root(instance: dg.DagsterInstance, root: DataRoot) -> str | None:
+    """Return the name of a data root in its history, also if its configuration cannot be read but the root is in the list."""
+    return _name_of(root, _id_of(root), _read(instance)) if shares_history(root) else None
 
 
 def _name_of(root: DataRoot, root_id: str, known: Sequence[RegisteredRoot]) -> str | None:
@@ -146,6 +151,10 @@ def _id_at(path: str) -> str | None:
             return opened.setting(ROOT_ID)
     except ImagemillError:
         return None
+
+
+def _id_of(root: DataRoot) -> str:
+    return _id_at(str(root.path)) or _id_of_copy(root) or ""
 
 
 def _id_of_copy(root: DataRoot) -> str | None:

@@ -29,7 +29,7 @@ pytest.importorskip("dagster_postgres")
 NAMES = ("animals", "cars")
 KINDS = {spec.kind: spec.folder for spec in embedding_specs()}
 UNSHARE = ["unshare", "--uts", *([] if os.getuid() == 0 else ["--user", "--map-root-user"])]
-# How long others may wait for a dead run, and the interval at which Dagster looks at its queue.
+# Longest wait for a dead run, and the interval at which Dagster reads its queue.
 WAIT_SECONDS, QUEUE_SECONDS = 5, 5
 
 can_unshare = pytest.mark.skipif(
