@@ -8,6 +8,7 @@
 import hashlib
 import time
 from collections.abc import Container, Iterator, Mapping
+from itertools import islice
 
 import dagster as dg
 import msgspec
@@ -16,7 +17,7 @@ from assets.partitions import IMAGES_PER_RUN, buckets, images
 from assets.presets import derived_preset, public_data, raw_dataset, rescale_preset
 from assets.stage_a_groups import stage_a_groups, stage_a_ranks
 from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, RESUME_JOB
-from dagster_project.internals.runs import sweep
+from dagster_project.internals.runs import runs_of_this_root, sweep
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
@@ -36,7 +37,7 @@ from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import is_command_line_run
 from resources.dagster_internals.tags import range_tags
 from resources.data_root import DataRootResource
-from resources.keys import asset_key, is_of_this_root
+from resources.keys import asset_key
 
 # A file is used once neither its content nor its name has changed for this long, because it may still be being written.
 STILL_SECONDS = 10.0
@@ -128,8 +129,8 @@ def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None,
     Runs of the command line are left out, because a command writes records and shards itself if requested. So does
     `resume_missing`, unless it is stopped.
     """
-    working = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY)))
-    ended = filter(_is_awaited, instance.get_runs(dg.RunsFilter(statuses=_ENDED), limit=LATEST_RUNS))
+    working = filter(_is_awaited, runs_of_this_root(instance, _UNDER_WAY))
+    ended = filter(_is_awaited, islice(runs_of_this_root(instance, _ENDED), LATEST_RUNS))
     unpublished = (run for run in ended if not (run.job_name == RESUME_JOB and run.is_success))
     return next(working, None), next(unpublished, None)
 
@@ -137,7 +138,7 @@ def _embedding_runs(instance: dg.DagsterInstance) -> tuple[dg.DagsterRun | None,
 def _is_awaited(run: dg.DagsterRun) -> bool:
     kinds = {asset_key(spec.kind) for spec in embedding_specs()}
     embeds = run.job_name in (EMBED_JOB, EMBED_RANGE_JOB) or not kinds.isdisjoint(run.asset_selection or ())
-    return is_of_this_root(run) and (run.job_name == RESUME_JOB or (embeds and not is_command_line_run(run)))
+    return run.job_name == RESUME_JOB or (embeds and not is_command_line_run(run))
 
 
 def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:

@@ -354,14 +354,11 @@ def config_in_force(root: DataRoot, given: str | None = None) -> Config:
 
 
 def name_in_history(root: DataRoot) -> str | None:
-    """Return the name by which a shared history knows a data root; None in its own history, and for a root without a name.
+    """Return the name that a data root has in a shared history; None in its own history, and for a root without a name.
 
-    Also None if the configuration cannot be read; its error is reported when the configuration is needed.
+    Raises the errors of `read_config`.
     """
-    try:
-        return config_in_force(root).name if shares_history(root) else None
-    except ImagemillError:
-        return None
+    return config_in_force(root).name if shares_history(root) else None
 
 
 def use_configured_kinds(root: DataRoot) -> None:

@@ -6,18 +6,31 @@ In a root's own history they are plain names. In a history that several roots sh
     images       ->  animals/images          partition set
     stage2       ->  animals/stage2          group
 
-The name is determined when this module is imported, because keys of finished definitions cannot change.
+The name is determined when this module is imported, because keys of finished definitions cannot change. In the processes of a
+service it is the one with which the service has been started, also after imagemill.yaml was edited.
 """
 
+import os
+from contextlib import suppress
 from typing import Final
 
 import dagster as dg
 
 from imagemill.config import name_in_history
-from imagemill.domain.layout import DataRoot
+from imagemill.domain.layout import NAME_VARIABLE, DataRoot
+from imagemill.errors import ImagemillError
 from imagemill.inputs.scan import SOURCE_ASSET
 
-NAME: Final = name_in_history(DataRoot.resolve())
+
+def _name() -> str | None:
+    if NAME_VARIABLE in os.environ:
+        return os.environ[NAME_VARIABLE] or None
+    with suppress(ImagemillError):  # reported when the configuration is needed
+        return name_in_history(DataRoot.resolve())
+    return None
+
+
+NAME: Final = _name()
 PREFIX: Final = [NAME] if NAME else []
 
 # Names the root of a run in a shared history; runs of a root without a name lack it.

@@ -13,24 +13,14 @@ import yaml
 
 from tests.helpers.compose import ComposeProject, interpolated
 from tests.helpers.product import PROJECT, photos
-from tests.helpers.ui import Ui, wait_until
+from tests.helpers.ui import Ui, launch, locations, wait_until
 
 pytestmark = pytest.mark.slow
 
 ROOTS = ("animals", "cars")
 STOP_SECONDS = 10
-RUN_SECONDS = 120
 IMAGES = 3
 
-LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
-    __typename ... on PythonError { message } } } } } }"""
-ADD_KEY = """mutation($selector: RepositorySelector!, $set: String!, $key: String!) {
-    addDynamicPartition(repositorySelector: $selector, partitionsDefName: $set, partitionKey: $key) { __typename
-        ... on PythonError { message } ... on UnauthorizedError { message } } }"""
-LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
-    ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
-    ... on RunConfigValidationInvalid { errors { message } } } }"""
-STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
 FILE_KEYS = """query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events {
     ... on LogsCapturedEvent { fileKey } } } } }"""
 CAPTURED = "query($key: [String!]!) { capturedLogs(logKey: $key) { stdout stderr } }"
@@ -60,33 +50,6 @@ def processes_in(folder: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def locations(ui: Ui) -> dict[str, str]:
-    """Return the type of each code location, or its error."""
-    entries = ui.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
-    return {entry["name"]: (entry["locationOrLoadError"] or {}).get("__typename") for entry in entries}
-
-
-def launch(ui: Ui, root: str, image: str) -> str:
-    """Embed one image of a root in a run that the UI launches; return the run's id after it has succeeded."""
-    repository = {"repositoryLocationName": root, "repositoryName": "__repository__"}
-    ui.graphql(ADD_KEY, selector=repository, set=f"{root}/images", key=image)
-    params = {
-        "selector": {**repository, "jobName": "embed_images"},
-        "runConfigData": {},
-        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": image}]},
-    }
-    launched = ui.graphql(LAUNCH, params=params)["launchRun"]
-    assert launched["__typename"] == "LaunchRunSuccess", launched
-    run_id = launched["run"]["runId"]
-
-    def ended() -> str | None:
-        status = ui.graphql(STATUS, id=run_id)["runOrError"]["status"]
-        return status if status in {"SUCCESS", "FAILURE", "CANCELED"} else None
-
-    assert wait_until(ended, RUN_SECONDS, "the run ends") == "SUCCESS"
-    return run_id
 
 
 def assert_history_is_migrated_and_restored(project: ComposeProject) -> None:

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from dagster_project.code_location import LOCATION
 from dagster_project.code_server import CodeServer, shown
-from imagemill.config import name_in_history
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import WrongUsage
 from imagemill.look.mount import MountedRoot
@@ -27,9 +26,9 @@ def refuse_port(host: str, port: int) -> None:
         ) from error
 
 
-def mounted(root: DataRoot) -> MountedRoot:
-    """Return where the UI shows the photographs of a data root."""
-    return MountedRoot(str(root.path), name_in_history(root) or "")
+def mounted(roots: Iterable[DataRoot], names: Iterable[str | None]) -> tuple[MountedRoot, ...]:
+    """Return where the UI shows the photographs of data roots with these names in the history."""
+    return tuple(MountedRoot(str(root.path), name or "") for root, name in zip(roots, names, strict=True))
 
 
 def code_servers(given: Iterable[str]) -> list[CodeServer]:

@@ -34,10 +34,14 @@ def _note(context: click.Context, option: click.Parameter, given: str | None) ->
 
 
 def _use(root: DataRoot, config: str | None) -> None:
+    _set_variables(root, config)
+    use_configured_kinds(root)
+
+
+def _set_variables(root: DataRoot, config: str | None) -> None:
     os.environ[ROOT_VARIABLE] = str(root.path)
     if config:
         os.environ[CONFIG_VARIABLE] = str(local_path(config, "--config"))
-    use_configured_kinds(root)
 
 
 def root_options(command: Command, *, opens: bool = True) -> Command:
@@ -71,7 +75,8 @@ def root_options(command: Command, *, opens: bool = True) -> Command:
 def all_roots(command: Command) -> Command:
     """Add `--data-root`, which may repeat, and `--config` to a command, which gets `given: list[DataRoot]`.
 
-    The first root and the configuration file are also put into the environment, as by `root_options`.
+    The first root and the configuration file are also put into the environment, as by `root_options`; kinds are not put into use,
+    because the roots may have different ones.
     """
 
     @click.option(
@@ -88,7 +93,7 @@ def all_roots(command: Command) -> Command:
                 why="they would all have the same name and kinds",
                 do="write an imagemill.yaml into each data root",
             )
-        _use(roots[0], config)
+        _set_variables(roots[0], config)
         return command(given=roots, **given)
 
     return with_roots

@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from dagster_project.cli.addresses import code_servers, mounted, refuse_port
 from dagster_project.cli.options import OneOf, root_options
@@ -72,19 +74,19 @@ def webserver(
     text = _workspace_text(code, workspace)
     _refuse_no_history(root)
     refuse_port(host, port)
-    from dagster_project.internals.instance import serialized_history
+    from dagster_project.internals.instance import environment_of, serialized_history
     from dagster_project.service import ServiceSettings
 
     own = [] if os.environ.get(HOME_VARIABLE) else [root]
     roots = dict.fromkeys([*own, *(DataRoot.resolve(folder) for folder in look)])
     for each in roots:
         refuse_no_root(each)
+    instance, names = serialized_history(root, roots)
     settings = ServiceSettings(
-        instance=serialized_history(root), host=host, port=port, allowed_hosts=hosts, read_only=read_only,
-        roots=tuple(map(mounted, roots)),
+        instance=instance, host=host, port=port, allowed_hosts=hosts, read_only=read_only, roots=mounted(roots, names)
     )  # fmt: skip
     click.echo(f"imagemill: http://{shown(host)}:{port}")
-    _run("webserver", root, settings, text)
+    _run("webserver", environment_of(root), settings, text)
 
 
 @command.command("daemon")
@@ -95,10 +97,10 @@ def daemon(root: DataRoot, code: tuple[str, ...], workspace: str | None) -> None
     """Run sensors, schedules, queue and backfills of the history in $DAGSTER_HOME, else of the data root."""
     text = _workspace_text(code, workspace)
     _refuse_no_history(root)
-    from dagster_project.internals.instance import serialized_history
+    from dagster_project.internals.instance import environment_of, serialized_history
     from dagster_project.service import ServiceSettings
 
-    _run("daemon", root, ServiceSettings(instance=serialized_history(root)), text)
+    _run("daemon", environment_of(root), ServiceSettings(instance=serialized_history(root)[0]), text)
 
 
 @command.command("code")
@@ -114,20 +116,19 @@ def code(session: Session, port: int | None, host: str, socket: str | None) -> N
     if socket and port:
         raise WrongUsage("--port and --socket are both given", do="give one of them")
     sweep_state(root)
-    from dagster_project.internals.instance import serialized_instance
+    from dagster_project.internals.instance import environment_of_service, serialized_instance
     from dagster_project.service import ServiceSettings
-    from resources.keys import NAME
 
-    location = NAME or LOCATION
     if socket:
-        server = CodeServer(location=location, socket_path=str(local_path(socket, "--socket")))
+        server = CodeServer(location=LOCATION, socket_path=str(local_path(socket, "--socket")))
     else:
-        server = CodeServer(location=location, host=host, port=port or CODE_PORT)
+        server = CodeServer(location=LOCATION, host=host, port=port or CODE_PORT)
         # Code servers share a port without an error, and each would answer a part of the requests.
         refuse_port(host, server.port)
-    settings = ServiceSettings(instance=serialized_instance(root), code=server)
+    instance, name = serialized_instance(root)
+    settings = ServiceSettings(instance=instance, code=replace(server, location=name or LOCATION))
     click.echo(f"imagemill: code server on {socket or f'{shown(host)}:{server.port}'} over {root.path}")
-    _run("code", root, settings)
+    _run("code", environment_of_service(root, name), settings)
 
 
 @command.command("health")
@@ -187,11 +188,10 @@ def _refuse_no_history(root: DataRoot) -> None:
         refuse_no_root(root)
 
 
-def _run(name: str, root: DataRoot, settings: "ServiceSettings", workspace: str = "") -> None:
+def _run(name: str, environment: Mapping[str, str], settings: "ServiceSettings", workspace: str = "") -> None:
     """Run a service until a signal, and exit. SIGTERM is the usual end of a service, so its exit code is 0."""
-    from dagster_project.internals.instance import environment_of
     from dagster_project.supervisor import ServicePlan, service_folder, supervise
 
     with service_folder() as folder:
-        number = supervise(folder, [ServicePlan(name, settings, environment_of(root))], workspace=workspace)
+        number = supervise(folder, [ServicePlan(name, settings, environment)], workspace=workspace)
     sys.exit(0 if number == signal.SIGTERM else 128 + number)

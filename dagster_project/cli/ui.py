@@ -11,7 +11,6 @@ from dagster_project.cli.addresses import mounted, refuse_port
 from dagster_project.cli.options import all_roots
 from dagster_project.code_location import LOCATION
 from dagster_project.code_server import CodeServer, shown
-from imagemill.config import name_in_history
 from imagemill.domain.layout import HOME_VARIABLE, DataRoot
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.session import open_session
@@ -40,19 +39,19 @@ def command(given: list[DataRoot], port: int, host: str, allowed: tuple[str, ...
         )
     roots = [_checked(root) for root in given]
     refuse_port(host, port)
-    from dagster_project.internals.instance import environment_of, serialized_instance
+    from dagster_project.internals.instance import environment_of, environment_of_service, serialized_instance
     from dagster_project.service import ServiceSettings
     from dagster_project.supervisor import ServicePlan, service_folder, supervise, workspace_of
 
-    instance = [serialized_instance(root) for root in roots][-1]
+    served = [serialized_instance(root) for root in roots]
+    instance, names = served[0][0], [name for _, name in served]
     click.echo(f"imagemill: http://{shown(host)}:{port} over {', '.join(str(root.path) for root in roots)}")
-    shown_roots = tuple(mounted(root) for root in roots)
-    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts, roots=shown_roots)
+    web = ServiceSettings(instance=instance, host=host, port=port, allowed_hosts=hosts, roots=mounted(roots, names))
     with service_folder() as folder:
-        servers = list(_servers(roots, folder))
+        servers = list(_servers(names, folder))
         plans = [
-            ServicePlan("code", ServiceSettings(instance=instance, code=server), environment_of(root))
-            for root, server in zip(roots, servers, strict=True)
+            ServicePlan("code", ServiceSettings(instance=instance, code=server), environment_of_service(root, name))
+            for root, name, server in zip(roots, names, servers, strict=True)
         ]
         plans += [ServicePlan(name, web, environment_of(roots[0])) for name in ("daemon", "webserver")]
         number = supervise(folder, plans, workspace=workspace_of(servers))
@@ -69,10 +68,9 @@ def _checked(given: DataRoot) -> DataRoot:
     return root
 
 
-def _servers(roots: list[DataRoot], folder: Path) -> Iterator[CodeServer]:
-    """Yield the code server of each root, on a socket in the folder."""
+def _servers(names: list[str | None], folder: Path) -> Iterator[CodeServer]:
+    """Yield the code server of each root by its name, on a socket in the folder."""
     from dagster_project.service import SOCKET
 
-    for number, root in enumerate(roots):
-        location = name_in_history(root) or LOCATION
-        yield CodeServer(location=location, socket_path=str(folder / SOCKET.format(number)))
+    for number, name in enumerate(names):
+        yield CodeServer(location=name or LOCATION, socket_path=str(folder / SOCKET.format(number)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from imagemill.config import name_in_history
 from imagemill.domain.layout import DataRoot, home_of
-from imagemill.errors import WrongUsage
+from imagemill.errors import ImagemillError
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.store.trust import DAGSTER_CONFIG, read_mapping
 
@@ -53,7 +53,7 @@ class HistoryState(NamedTuple):
 def history_state(root: DataRoot) -> HistoryState | None:
     """Return the state of the history; None if it does not exist yet or cannot be read."""
     home = home_of(root)
-    with contextlib.suppress(WrongUsage, LookupError, ImportError):
+    with contextlib.suppress(ImagemillError, LookupError, ImportError):
         name = name_in_history(root)
         database = _postgres(read_mapping(home / DAGSTER_CONFIG).get("storage"))
         return _in_postgres(database, name) if database else _in_sqlite(home, name)

@@ -10,7 +10,7 @@ The storage of the history is implemented in storage.py, its runs in runs.py.
 
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from dagster._utils.env import environ
 from assets.partitions import GPU_POOL
 from dagster_project.history_errors import config_unusable, history_errors
 from dagster_project.internals.runs import sweep
-from dagster_project.internals.shared_history import register_root
-from imagemill.domain.layout import HOME_VARIABLE, ROOT_VARIABLE, DataRoot, home_of
+from dagster_project.internals.shared_history import name_of_root, register_root
+from imagemill.domain.layout import HOME_VARIABLE, NAME_VARIABLE, ROOT_VARIABLE, DataRoot, home_of
 from imagemill.errors import WrongUsage, disk_full_reported
 from imagemill.fs.atomic import sweep_temporaries, write_bytes_atomic
 from imagemill.fs.mounts import refuse_network_folder
@@ -97,6 +97,11 @@ def environment_of(root: DataRoot) -> dict[str, str]:
     return {HOME_VARIABLE: str(home_of(root)), ROOT_VARIABLE: str(root.path)}
 
 
+def environment_of_service(root: DataRoot, name: str | None) -> dict[str, str]:
+    """Return the variables of a code server, which keeps the root's name in the history until it ends."""
+    return {**environment_of(root), NAME_VARIABLE: name or ""}
+
+
 @contextmanager
 def open_instance(root: DataRoot) -> Iterator[DagsterInstance]:
     """Open the root's instance for runs in this process. DAGSTER_HOME and IMAGEMILL_DATA_ROOT are set in the block.
@@ -159,8 +164,11 @@ def read_instance(root: DataRoot) -> Iterator[DagsterInstance]:
             yield instance
 
 
-def serialized_instance(root: DataRoot) -> str:
-    """Check that the root can use the history, report its runs of dead processes, and return the history's reference.
+def serialized_instance(root: DataRoot) -> tuple[str, str | None]:
+    """Check that the root can use the history, and report runs of dead processes.
+
+    Returns:
+        The reference of the history, and the root's name in it.
 
     Raises:
         WrongUsage: if another root uses the history in such a way that this one must not.
@@ -168,20 +176,28 @@ def serialized_instance(root: DataRoot) -> str:
     """
     with read_instance(root) as instance:
         _read_some(instance)
-        register_root(instance, root)
+        name = register_root(instance, root)
         sweep(instance)
-        return serialize_value(instance.get_ref())
+        return serialize_value(instance.get_ref()), name
 
 
-def serialized_history(root: DataRoot) -> str:
-    """Check that the history can be read, and return its reference, for services that work on no data root.
+def serialized_history(root: DataRoot, shown: Iterable[DataRoot] = ()) -> tuple[str, list[str | None]]:
+    """Check that the history can be read, for services that work on no data root.
+
+    Args:
+        root: data root of the history, unless DAGSTER_HOME is set.
+        shown: data roots whose photographs the service shows.
+
+    Returns:
+        The reference of the history, and the names in it of the roots that are shown.
 
     Raises:
+        WrongUsage: if the configuration of a shown root that is not in the history's list cannot be read.
         NotTrusted, HistoryUnusable, ReadOnly, DiskFull: see `open_instance`.
     """
     with read_instance(root) as instance:
         _read_some(instance)
-        return serialize_value(instance.get_ref())
+        return serialize_value(instance.get_ref()), [name_of_root(instance, each) for each in shown]
 
 
 def _read_some(instance: DagsterInstance) -> None:

@@ -37,11 +37,20 @@ from dagster._utils.interrupts import capture_interrupts
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable, server_unusable
+from dagster_project.internals.shared_history import folders_of_owners
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
-from resources.dagster_internals.events import DEFER, IMAGES_FAILED, OWNER_TAG, PARENT_TAG, is_orphan, owner_of_run
+from resources.dagster_internals.events import (
+    DEFER,
+    IMAGES_FAILED,
+    OWNER_TAG,
+    PARENT_TAG,
+    is_orphan,
+    is_orphan_in,
+    owner_of_run,
+)
 from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import range_tags
-from resources.keys import NAME, asset_key, check_name, is_of_this_root, name_of_op
+from resources.keys import NAME, ROOT_TAGS, asset_key, check_name, is_of_this_root, name_of_op
 
 try:
     from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
@@ -61,6 +70,9 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from dagster._core.remote_origin import RemoteJobOrigin
     from dagster_shared.error import SerializableErrorInfo
+
+# Runs that are read together from the history.
+RUNS_AT_ONCE = 200
 
 KILLED = "killed; run again to resume"
 WATCH_SECONDS = 1.0
@@ -366,15 +378,25 @@ def end_with_nested(instance: dg.DagsterInstance, run: dg.DagsterRun, nested: Ru
         raise DagsterExecutionInterruptedError
 
 
-def sweep(instance: dg.DagsterInstance) -> list[str]:
-    """Report this root's runs of dead processes of this machine as ended; return their ids.
+def runs_of_this_root(instance: dg.DagsterInstance, statuses: Sequence[dg.DagsterRunStatus]) -> Iterator[dg.DagsterRun]:
+    """Yield this root's runs with these statuses, newest first, however many other roots of the history have between them."""
+    wanted, last = dg.RunsFilter(statuses=statuses, tags=ROOT_TAGS), None
+    while page := instance.get_runs(wanted, cursor=last, limit=RUNS_AT_ONCE):
+        yield from filter(is_of_this_root, page)
+        last = page[-1].run_id
 
-    Dagster's run monitoring does not detect that such a process is gone, and its queue would wait for the run for ever.
+
+def sweep(instance: dg.DagsterInstance) -> list[str]:
+    """Report runs of dead processes of this machine as ended; return their ids.
+
+    Dagster's run monitoring does not detect that such a process is gone, and its queue would wait for the run for ever. All roots
+    of a history wait for places in its queue, so those of another root are reported too if its lock files are on this machine.
     """
+    owners = folders_of_owners(instance)
     dead = [
         run
         for run in instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
-        if is_of_this_root(run) and is_orphan(run)
+        if (is_orphan(run) if is_of_this_root(run) else is_orphan_in(owners, run))
     ]
     for run in dead:
         if run.status is dg.DagsterRunStatus.CANCELING:

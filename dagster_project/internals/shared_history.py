@@ -91,18 +91,20 @@ def joined(
     return [new if each is earlier else each for each in known] + ([] if earlier else [new])
 
 
-def register_root(instance: dg.DagsterInstance, root: DataRoot) -> None:
-    """Add a data root to the list of its history, if others may use that; a root without a ledger gets one.
+def register_root(instance: dg.DagsterInstance, root: DataRoot) -> str | None:
+    """Add a data root to the list of its history, if others may use that, and return its name; without a ledger it gets one.
 
     Raises:
-        WrongUsage: if the root must not use this history, to which nothing is written.
+        WrongUsage: if the root must not use this history, to which nothing is written, or if the root is not in the list and
+            its configuration cannot be read.
     """
     if not shares_history(root):
-        return
-    home, name = home_of(root), name_in_history(root)
+        return None
+    home = home_of(root)
     with FileLock(home / _LOCK):
         known = _read(instance)
-        root_id = _id_at(str(root.path)) or _id_of_copy(root) or ""
+        root_id = _id_of(root)
+        name = _name_of(root, root_id, known)
         after = joined(known, RegisteredRoot(root_id, name, str(root.path)), _id_at)
         if name is None and all(each.root_id != root_id for each in known):
             _refuse_foreign_images(instance, root)
@@ -112,6 +114,27 @@ def register_root(instance: dg.DagsterInstance, root: DataRoot) -> None:
             after = joined(known, RegisteredRoot(root_id, name, str(root.path)), _id_at)
         if after != known:
             instance.daemon_cursor_storage.set_cursor_values({_KEY: msgspec.json.encode(after).decode()})
+    return name
+
+
+def name_of_root(instance: dg.DagsterInstance, root: DataRoot) -> str | None:
+    """Return the name of a data root in its history, also if its configuration cannot be read but the root is in the list."""
+    return _name_of(root, _id_of(root), _read(instance)) if shares_history(root) else None
+
+
+def _name_of(root: DataRoot, root_id: str, known: Sequence[RegisteredRoot]) -> str | None:
+    """Return the configured name of a root; the listed one if its configuration cannot be read, so that it keeps its keys."""
+    try:
+        return name_in_history(root)
+    except ImagemillError:
+        if listed := [each.name for each in known if root_id and each.root_id == root_id]:
+            return listed[0]
+        raise
+
+
+def folders_of_owners(instance: dg.DagsterInstance) -> list[Path]:
+    """Return the folders of lock files of the roots that share the history."""
+    return [DataRoot(Path(each.path)).owners for each in _read(instance)]
 
 
 def _read(instance: dg.DagsterInstance) -> list[RegisteredRoot]:
@@ -128,6 +151,10 @@ def _id_at(path: str) -> str | None:
             return opened.setting(ROOT_ID)
     except ImagemillError:
         return None
+
+
+def _id_of(root: DataRoot) -> str:
+    return _id_at(str(root.path)) or _id_of_copy(root) or ""
 
 
 def _id_of_copy(root: DataRoot) -> str | None:

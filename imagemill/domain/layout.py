@@ -22,6 +22,8 @@ from imagemill.errors import WrongUsage
 
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
 HOME_VARIABLE = "DAGSTER_HOME"
+# Of the processes of a service: the root's name in the history, empty for none.
+NAME_VARIABLE = "IMAGEMILL_NAME_IN_HISTORY"
 DEFAULT_ROOT = "data"
 
 # Path() has already turned `s3://bucket` into `s3:/bucket`.

@@ -19,6 +19,7 @@ import struct
 import tempfile
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,6 +108,12 @@ def is_dead_owner(name: str) -> bool:
 def is_dead_in(folder: Path, name: str) -> bool:
     """Return whether the process with that lock file has ended, if its lock file can only be in this folder."""
     return bool(_OF_EARLIER_RELEASES.fullmatch(name)) or not _is_locked(folder / name)
+
+
+def is_dead_among(folders: Iterable[Path], name: str) -> bool:
+    """Return whether the process with that lock file has ended; False if its lock file is in none of these folders."""
+    prefix = name.partition("-")[0]
+    return any(_known_folder(folder) == prefix and not _is_locked(folder / name) for folder in folders)
 
 
 def living(folder: Path) -> list[Owner]:

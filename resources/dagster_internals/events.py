@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 
-from imagemill.fs.owners import is_dead_owner, owner_name
+from imagemill.fs.owners import is_dead_among, is_dead_owner, owner_name
 from resources.dagster_internals.missing import report_missing
 from resources.dagster_internals.tags import (
     CODE_VERSION_TAG,
@@ -114,6 +115,11 @@ def claim_run(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
 def is_orphan(run: dg.DagsterRun) -> bool:
     """Return whether the process that executes this run has ended on this machine."""
     return is_run_of_ours(run) and is_dead_owner(run.tags[OWNER_TAG].partition("/")[0])
+
+
+def is_orphan_in(folders: Iterable[Path], run: dg.DagsterRun) -> bool:
+    """Return whether the process that executes this run has ended, if its lock file was in one of these folders."""
+    return is_run_of_ours(run) and is_dead_among(folders, run.tags[OWNER_TAG].partition("/")[0])
 
 
 def _run_of(context: AnyContext) -> dg.DagsterRun:

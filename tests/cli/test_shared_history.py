@@ -4,17 +4,20 @@ Spec: docs/spec/conventions.md#several-data-roots
 """
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
 from contextlib import contextmanager
 
 import dagster as dg
 import pytest
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from imagemill.domain.layout import DataRoot
 from tests.helpers.earlier_release import undo_version_12
 from tests.helpers.product import imagemill, photos, start
-from tests.helpers.ui import Ui, free_port, wait_until
+from tests.helpers.ui import Ui, free_port, last_tick, launch, locations, running_ui, switch_on, wait_until
 
 KINDS = ["dinov3_npy", "t5_hidden", "vae_latents"]
 
@@ -195,6 +198,82 @@ def test_name_that_cannot_begin_a_key_is_refused(tmp_path, home, name):
     done = run(root, home)
     assert done.returncode == 2
     assert "name" in done.stderr
+
+
+def test_dead_run_of_another_root_does_not_block_the_queue(tmp_path, home):
+    """That root need not have a service, and its next command may come much later."""
+    animals, cars = made(tmp_path / "animals", "animals", 40), made(tmp_path / "cars", "cars")
+    killed = start("run", "--data-root", animals.path, DAGSTER_HOME=home, IMAGEMILL_STUB_SLEEP=1)
+    wait_until(lambda: killed.poll() is not None or list(animals.derived.glob("*/*.npy")), 60, "the first files exist")
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+
+    def unfinished():
+        with history(home) as instance:
+            return instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
+
+    assert [run.tags["imagemill/root"] for run in unfinished()] == ["animals"]
+
+    assert run(cars, home).returncode == 0
+    assert unfinished() == []
+    assert run(animals, home).returncode == 0
+
+
+def test_root_whose_configuration_cannot_be_read_is_not_listed_without_its_name(tmp_path, home):
+    animals = made(tmp_path / "animals", "animals")
+    animals.config_file.write_text("name: animals\nkinds: [")
+
+    process = start("ui", "--data-root", animals.path, "--port", free_port(), DAGSTER_HOME=home)
+    try:
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert (process.returncode, "imagemill.yaml" in output) == (2, True), output
+    with history(home) as instance:
+        assert instance.daemon_cursor_storage.get_cursor_values({"imagemill/roots"}) == {}
+
+
+RELOAD = "mutation($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) { __typename } }"
+
+
+@pytest.mark.slow
+def test_broken_root_keeps_its_keys_and_the_other_one_works(tmp_path, home):
+    """A code server keeps the name with which its root was listed, also if the file is edited and the location reloaded."""
+    animals, cars = made(tmp_path / "animals", "animals"), made(tmp_path / "cars", "cars")
+    assert run(animals, home).returncode == run(cars, home).returncode == 0
+    photos(cars.approved, 5)
+    before = known(home)[0]
+    animals.config_file.write_text("name: animals\nkinds: [no_such_kind]")
+
+    def ticked(ui, name):
+        tick = last_tick(ui, name)
+        return tick and tick["status"] != "STARTED" and (tick["status"], str(tick["error"]))
+
+    with running_ui(animals, cars, log=tmp_path / "ui.log", DAGSTER_HOME=home) as ui:
+        keys = found(ui)
+        assert keys.keys() == {"animals", "cars"}
+        assert all(key.startswith(f"{name}/") for name in keys for key in keys[name])
+        for name in keys:
+            switch_on(ui, name)
+        status, message = wait_until(lambda: ticked(ui, "animals"), 60, "the sensor of the broken root ticks")
+        assert (status, "imagemill.yaml" in message) == ("FAILURE", True)
+        assert wait_until(lambda: ticked(ui, "cars"), 60, "the sensor of the other root ticks")[0] in {
+            "SUCCESS",
+            "SKIPPED",
+        }
+        launch(ui, "cars", "photo0003")
+
+        for text in ("name: cars\n", "name: animals\nkinds: ["):
+            animals.config_file.write_text(text)
+            ui.graphql(RELOAD, name="animals")
+            assert locations(ui) == dict.fromkeys(("animals", "cars"), "RepositoryLocation")
+            assert found(ui)["animals"] == keys["animals"]
+        rename(animals, "animals")
+        launch(ui, "animals", "photo0000")
+    sets = known(home)[0]
+    assert sets["animals/images"] == before["animals/images"]
+    assert set(sets) == set(before)
 
 
 ASSETS = """{ repositoriesOrError { ... on RepositoryConnection { nodes {

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from assets.partitions import images
 from dagster_project import sensors
+from dagster_project.internals import runs
 from dagster_project.internals.instance import open_instance
 from dagster_project.resume import resume_missing
 from imagemill.domain.embedding_specs import embedding_specs
@@ -29,6 +30,7 @@ from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.provenance import ModelIdentity
 from resources.dagster_internals.events import OWNER_TAG
 from resources.data_root import DataRootResource
+from resources.keys import ROOT_TAG
 from tests.helpers.product import imagemill, photos
 from tests.helpers.stage2 import picture
 
@@ -181,6 +183,22 @@ def test_images_embedded_by_a_backfill_of_the_ui_are_published(data_root, instan
     assert (follow.job_name, json.loads(cursor)["published"]) == ("publish_shards", run.run_id)
     assert tick(data_root, instance, cursor)[0] == []
     assert tick(data_root, instance, run.run_id)[0] == [], "the cursor of earlier releases is the id of the run"
+
+
+def test_runs_of_other_roots_hide_no_run_that_is_to_be_published(data_root, instance, still, monkeypatch):
+    """There may be any number of them after it. Spec: docs/spec/conventions.md#several-data-roots"""
+    monkeypatch.setattr(sensors, "LATEST_RUNS", 2)
+    monkeypatch.setattr(runs, "RUNS_AT_ONCE", 2, raising=False)
+    photos(data_root.approved, 1)
+    (request,) = tick(data_root, instance)[0]
+    ended = dg.DagsterRunStatus.SUCCESS
+    run = instance.create_run_for_job(job_def=_job(), tags=request.tags, status=ended)
+    for _ in range(5):
+        instance.create_run_for_job(job_def=_job(), tags={**request.tags, ROOT_TAG: "cars"}, status=ended)
+
+    (follow,), _, _ = tick(data_root, instance)
+
+    assert follow.run_key == f"publish {run.run_id}"
 
 
 def test_tick_without_news_lists_only_the_images(data_root, instance, still, monkeypatch):

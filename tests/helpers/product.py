@@ -51,13 +51,13 @@ def _environment(changes):
     return {**kept, "PYTHONPATH": SEARCH_PATH, **recorder.environment(), **{k: str(v) for k, v in changes.items()}}
 
 
-def photos(approved, count, *, size=(48, 32)):
-    """Write small noisy JPEGs with captions, all different."""
+def photos(approved, count, *, size=(48, 32), prefix="photo", first=0):
+    """Write small noisy JPEGs with captions, all different, numbered from `first` on."""
     approved.mkdir(parents=True, exist_ok=True)
-    for n in range(count):
+    for n in range(first, first + count):
         pixels = np.random.default_rng(n).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(approved / f"photo{n:04d}.jpg")
-        (approved / f"photo{n:04d}.txt").write_text(f"noise number {n}\n")
+        Image.fromarray(pixels).save(approved / f"{prefix}{n:04d}.jpg")
+        (approved / f"{prefix}{n:04d}.txt").write_text(f"noise number {n}\n")
 
 
 def coco_photos(coco128, approved):

@@ -26,12 +26,28 @@ STUBBED = Path(__file__).with_name("stubbed")
 
 # Generous limits, because the machine may be busy; they measure nothing.
 READY_SECONDS = 120
+RUN_SECONDS = 120
 PAGE_SECONDS = 45
 
 GROUPS = ("stage2", "shards")
 _LOADED = (
     "{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError { __typename } } } } }"
 )
+
+LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
+    __typename ... on PythonError { message } } } } } }"""
+ADD_KEY = """mutation($selector: RepositorySelector!, $set: String!, $key: String!) {
+    addDynamicPartition(repositorySelector: $selector, partitionsDefName: $set, partitionKey: $key) { __typename
+        ... on PythonError { message } ... on UnauthorizedError { message } } }"""
+LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
+    ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+    ... on RunConfigValidationInvalid { errors { message } } } }"""
+STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+
+START_SENSOR = """mutation($selector: SensorSelector!) { startSensor(sensorSelector: $selector) { __typename
+    ... on PythonError { message } } }"""
+LAST_TICK = """query($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
+    ticks(limit: 1) { timestamp status skipReason error { message causes { message } } } } } } }"""
 
 
 # ---- the server
@@ -52,12 +68,13 @@ class Ui:
         assert "errors" not in answer, answer["errors"]
         return answer["data"]
 
-    def loaded(self):
+    def loaded(self, locations=1):
+        """Return whether so many code locations are loaded, with or without an error."""
         try:
             entries = self.graphql(_LOADED)["workspaceOrError"]["locationEntries"]
         except (OSError, urllib.error.URLError):
             return False
-        return [entry["loadStatus"] for entry in entries] == ["LOADED"]
+        return [entry["loadStatus"] for entry in entries] == ["LOADED"] * locations
 
 
 def free_port():
@@ -67,22 +84,58 @@ def free_port():
         return free.getsockname()[1]
 
 
+def locations(ui: Ui) -> dict[str, str]:
+    """Return the type of each code location, or its error."""
+    entries = ui.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
+    return {entry["name"]: (entry["locationOrLoadError"] or {}).get("__typename") for entry in entries}
+
+
+def launch(ui: Ui, root: str, image: str) -> str:
+    """Embed one image of a root in a run that the UI launches; return the run's id after it has succeeded."""
+    repository = {"repositoryLocationName": root, "repositoryName": "__repository__"}
+    ui.graphql(ADD_KEY, selector=repository, set=f"{root}/images", key=image)
+    params = {
+        "selector": {**repository, "jobName": "embed_images"},
+        "runConfigData": {},
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": image}]},
+    }
+    launched = ui.graphql(LAUNCH, params=params)["launchRun"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run_id = launched["run"]["runId"]
+
+    def ended() -> str | None:
+        status = ui.graphql(STATUS, id=run_id)["runOrError"]["status"]
+        return status if status in {"SUCCESS", "FAILURE", "CANCELED"} else None
+
+    assert wait_until(ended, RUN_SECONDS, "the run ends") == "SUCCESS"
+    return run_id
+
+
+def switch_on(ui, location):
+    """Switch on the sensor `new_images` of a location."""
+    answer = ui.graphql(START_SENSOR, selector=_new_images(location))["startSensor"]
+    assert answer["__typename"] == "Sensor", answer
+
+
+def last_tick(ui, location):
+    """Return the last tick of `new_images` of a location, None without one."""
+    ticks = ui.graphql(LAST_TICK, selector=_new_images(location))["sensorOrError"]["sensorState"]["ticks"]
+    return ticks[0] if ticks else None
+
+
+def _new_images(location):
+    return {"repositoryLocationName": location, "repositoryName": "__repository__", "sensorName": "new_images"}
+
+
 @contextmanager
-def running_ui(root, *, stub=True, log=None):
-    """Run `imagemill ui` over a data root until the block ends. `log` is the file for its output."""
+def running_ui(*roots, stub=True, log=None, **variables):
+    """Run `imagemill ui` over data roots until the block ends, with these variables. `log` is the file for its output."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "dagster_project.cli.main",
-        "ui",
-        "--data-root",
-        str(root.path),
-        "--port",
-        str(port),
-    ]
+    chosen = [word for root in roots for word in ("--data-root", str(root.path))]
+    command = [sys.executable, "-m", "dagster_project.cli.main", "ui", *chosen, "--port", str(port)]
     path = [str(PROJECT), *([str(STUBBED)] if stub else [])]
     environment = {k: v for k, v in os.environ.items() if k not in {"DAGSTER_HOME", "IMAGEMILL_DATA_ROOT"}}
+    environment |= {name: str(value) for name, value in variables.items()}
     with open(log or os.devnull, "w") as output:
         process = subprocess.Popen(
             command, cwd=PROJECT, env={**environment, "PYTHONPATH": os.pathsep.join(path)}, stdout=output,
@@ -92,7 +145,7 @@ def running_ui(root, *, stub=True, log=None):
         )  # fmt: skip
         try:
             ui = Ui(f"http://127.0.0.1:{port}")
-            wait_until(lambda: process.poll() is not None or ui.loaded(), READY_SECONDS, "the UI answers")
+            wait_until(lambda: process.poll() is not None or ui.loaded(len(roots)), READY_SECONDS, "the UI answers")
             assert process.poll() is None, Path(log).read_text() if log else "the UI ended"
             yield ui
         finally:
