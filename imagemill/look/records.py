@@ -1,6 +1,6 @@
 """Records of presets and of Stage-A, a page at a time, with the files of their images.
 
-Only files that a record names, and that lie in the folder of its images, can be shown.
+Only files in the folder of a preset or a mission can be shown.
 """
 
 import os
@@ -69,7 +69,7 @@ def presets(root: DataRoot) -> dict[str, list[str]]:
 
 
 def preset_folder(root: DataRoot, name: str) -> PresetDir:
-    """Return a preset by `dataset/preset`. Raises MissingInput if there is none."""
+    """Return a preset by `dataset/preset`. Raises MissingInput for another name."""
     if name not in presets(root):
         raise MissingInput(f"no preset {name!r}", where=root.public_data, do="choose one of the page of presets")
     dataset, _, preset = name.partition("/")

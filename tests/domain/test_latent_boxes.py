@@ -21,7 +21,7 @@ def places(width, height):
 @given(sides, sides, st.sampled_from(BUCKETS))
 @settings(deadline=None)
 def test_window_is_the_part_that_readers_cut(width, height, bucket):
-    """Spec: docs/spec/shards.md#reading"""
+    """Spec: docs/spec/stage2.md#bucket-size"""
     wide, high = bucket_size(bucket)
     rows, columns = fit_latent(places(width, height), (high // 8, wide // 8), "crop")
 
