@@ -20,6 +20,7 @@ SMALL = {
     "hardlinks": ["--images", "20", "--rounds", "1"],
     "inputs": ["--images", "8", "--rows", "50", "--names", "50"],
     "look": ["--images", "2", "--small", "2", "--rounds", "1"],
+    "look_pages": ["--images", "8"],
     "migration": ["--records", "20"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
     "reading": [
@@ -37,7 +38,17 @@ SMALL = {
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
 # Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
-SLOW = {"embedding_efficiency", "bookkeeping", "inputs", "postgresql", "rescale", "scale", "ui_start", "device_scaling"}
+SLOW = {
+    "embedding_efficiency",
+    "bookkeeping",
+    "inputs",
+    "look_pages",
+    "postgresql",
+    "rescale",
+    "scale",
+    "ui_start",
+    "device_scaling",
+}
 
 
 def test_every_benchmark_is_tried() -> None:
