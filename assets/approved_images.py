@@ -3,6 +3,7 @@
 import dagster as dg
 
 from assets.partitions import images
+from io_managers.viewer import page_shown
 from resources.keys import APPROVED_IMAGES, shared_name
 
 approved_images = dg.AssetSpec(
@@ -11,6 +12,7 @@ approved_images = dg.AssetSpec(
     group_name=shared_name("stage2"),
     kinds={"file"},
     owners=["team:imagemill"],
+    metadata=page_shown("all photographs", "images", show="seen"),
     description=(
         "One partition per image of `approved/`, of a format of `inputs.formats`, at its top level, its caption beside it as "
         "`{image_id}.txt`. Read only. New files become partitions through `imagemill run`, the job `resume_missing` or the "

@@ -16,6 +16,7 @@ from imagemill.pipeline.shards.packing import dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
 from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.store.ledger import Ledger
+from io_managers.viewer import page_shown
 from resources.dagster_internals.events import ExplainedFailure
 from resources.data_root import DataRootResource
 
@@ -33,6 +34,7 @@ def shards_asset(*upstream: dg.AssetsDefinition) -> dg.AssetsDefinition:
         io_manager_key="tar_io",
         group_name="shards",
         kinds={"webdataset"},
+        look=page_shown("samples as cropped", "images", show="in_shards", crop="1"),
         output_required=False,
     )
     def bucket_shards(

@@ -30,6 +30,7 @@ from imagemill.progress import Progress
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import record_identity
 from imagemill.store.second_copy import refresh
+from io_managers.viewer import page_shown
 from resources.captioner import CaptionerResource
 from resources.dagster_internals.events import STREAMED_TAG
 from resources.data_root import DataRootResource
@@ -68,6 +69,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
         "without it, a preview model with random weights. `model` below is the one that made the latest file. "
         "Missing files of scattered images are made by the job `resume_missing` in one run, with records and shards.",
         metadata={"folder": f"derived/{spec.folder}", "dtype": spec.dtype},
+        look=page_shown("images that wait", "images", show="waiting"),
     )
     def embedding(
         context: dg.AssetExecutionContext,

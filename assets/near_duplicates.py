@@ -9,6 +9,7 @@ from imagemill.options import NearDuplicateOptions
 from imagemill.pipeline.curation.near_duplicates import ASSET, lines_path, near_duplicate_reports, plan_near_duplicates
 from imagemill.pipeline.curation.reports import Reports
 from imagemill.pipeline.leases import Leased
+from io_managers.viewer import page_shown
 from resources.data_root import DataRootResource
 from resources.keys import asset_key
 
@@ -23,6 +24,7 @@ class NearDuplicateConfig(dg.Config, NearDuplicateOptions):
     group_name="curation",
     kinds={"numpy", "json"},
     metadata={"place": f"{ASSET}.jsonl"},
+    look=page_shown("groups side by side", "duplicates"),
 )
 def near_duplicates(
     context: dg.AssetExecutionContext, config: NearDuplicateConfig, data_root: DataRootResource

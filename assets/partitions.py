@@ -1,6 +1,7 @@
 """Partition definitions: by image, by bucket, by preset, by mission and rank."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -35,16 +36,22 @@ missions = _dynamic("missions")
 ranks = _dynamic("ranks")
 
 
-def asset(*, group_name: str, code_version: str = "1", **options: Any) -> Any:
+def asset(*, group_name: str, code_version: str = "1", look: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Return `dg.asset` with the owner, the key prefix and the group that assets of this root have.
 
-    `code_version`: that of an asset whose code has changed since its first release.
+    Args:
+        group_name: group without the root's name.
+        code_version: that of an asset whose code has changed since its first release.
+        look: metadata with a link to the viewer.
+        options: of `dg.asset`.
     """
+    metadata = {**options.pop("metadata", {}), **(look or {})}
     return dg.asset(
         key_prefix=PREFIX,
         group_name=shared_name(group_name),
         owners=["team:imagemill"],
         code_version=code_version,
+        metadata=metadata,
         **options,
     )
 

@@ -25,6 +25,7 @@ from imagemill.store.public_data import PublicData
 from io_managers.figures import with_units
 from io_managers.hardlink import CLAIM, Coord
 from io_managers.table_schemas import COLUMN_SCHEMA, PRESET_COLUMNS, ROW_COUNT, column_schema
+from io_managers.viewer import page_shown
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
 
@@ -93,6 +94,7 @@ def _record_dropped(ledger: Ledger, place: str, made: Converted) -> None:
     partitions_def=presets,
     group_name="public_data",
     kinds={"file"},
+    look=page_shown("records with their boxes", "presets"),
 )
 def rescale_preset(
     context: dg.AssetExecutionContext, config: RescaleConfig, data_root: DataRootResource, processes: LocalProcesses
@@ -156,6 +158,7 @@ def _metadata(plan: RescalePlan, report: RescaleReport) -> Mapping[str, Any]:
     io_manager_key="hardlink_io",
     group_name="public_data",
     kinds={"json"},
+    look=page_shown("records with their boxes", "presets"),
 )
 def derived_preset(context: dg.AssetExecutionContext, config: CoordConfig, data_root: DataRootResource) -> Leased:
     """Norm and coord records of a preset. `<preset>_max{N}` is a separate preset that shares every image by hardlink."""

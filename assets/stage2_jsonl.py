@@ -9,6 +9,7 @@ from imagemill.domain.embedding_specs import T5, embedding_specs, mask_length
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.image_metadata import complete_facts, complete_masks, note_missing_captions
 from imagemill.pipeline.stage2.merge import ASSET, Merge
+from io_managers.viewer import page_shown
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
 
@@ -19,6 +20,7 @@ from resources.encoders import Encoders
     io_manager_key="jsonl_io",
     group_name="stage2",
     kinds={"json"},
+    look=page_shown("images without a caption", "images", show="no_caption"),
 )
 def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource, encoders: Encoders) -> Leased:
     """`derived/approved_image_dataset.jsonl`: id, path, caption, T5 mask, size, bucket; no embeddings inside.

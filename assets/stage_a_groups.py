@@ -47,6 +47,7 @@ from imagemill.pipeline.stage_a.torchrun import FIRST, wait_for_ranks
 from imagemill.pipeline.stage_a.worker import RankResult, RankRunner, close_dead_rank
 from imagemill.store.ledger import Ledger
 from io_managers.figures import with_units
+from io_managers.viewer import page_shown
 from resources.dagster_internals.events import ExplainedFailure, images_failed
 from resources.data_root import DataRootResource
 from resources.engine import LocalProcesses
@@ -215,6 +216,7 @@ def _sum(shares: Sequence[RankResult]) -> dict[str, int]:
     partitions_def=missions,
     group_name="stage_a",
     kinds={"json"},
+    look=page_shown("images beside their summaries", "presets"),
 )
 def stage_a_groups(
     context: dg.AssetExecutionContext,

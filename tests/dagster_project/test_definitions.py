@@ -110,3 +110,14 @@ def test_unknown_deployment_is_refused(monkeypatch):
     monkeypatch.setenv("IMAGEMILL_DEPLOYMENT", "nonsense")
     with pytest.raises(WrongUsage, match="local, production"):
         chosen_resources()
+
+
+def test_assets_with_pictures_link_to_their_page_of_the_viewer(graph):
+    pages = {key.to_user_string(): graph.get(key).metadata.get("look") for key in graph.get_all_asset_keys()}
+
+    assert {name for name, page in pages.items() if page is None} == {
+        "latent_statistics",
+        "raw_dataset",
+        "stage_a_ranks",
+    }
+    assert pages["bucket_shards"].value == "[samples as cropped](/imagemill/images?show=in_shards&crop=1)"
