@@ -5,15 +5,18 @@
 Files are made and published in imagemill/pipeline/stage2/embed.py; events are stored in resources/dagster_internals/events.py.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, regeneration_progress
@@ -67,7 +70,10 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 for row in news:
                     _report(events, row, used, sources)
                 self._note_listing(kind, plan)
-                failed = self._drain(context, obj, ledger, events, counts)
+                made = _Made()
+                failed = self._drain(context, obj, ledger, events, counts, made)
+                if made.images:
+                    events.observe(made.figures())
                 _report_sources(context.step_context.instance, plan, ledger)
                 stuck = finish(ledger, obj.store, obj.present)
                 failed |= set(stuck)
@@ -91,8 +97,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         events: StreamedEvents,
         counts: Counter[str],
+        made: "_Made",
     ) -> set[str]:
-        """Publish every row; return the ids of images without a new file."""
+        """Publish every row, and count what the model made; return the ids of images without a new file."""
         missing: set[str] = set()
         refreshed, root = False, self.data_root.root()
         spec, work = obj.store.spec, obj.work
@@ -115,6 +122,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 for row in batch:
                     if row.file:
                         _report(events, row.file, used, sources)
+                        made.count(row, sources.get(row.image_id))
                     else:
                         missing.add(row.image_id)
 
@@ -167,6 +175,32 @@ class NpyIOManager(dg.ConfigurableIOManager):
             with suppress(FileNotFoundError):
                 if row := rows.get((image_id, obj.store.stat(image_id))):
                     yield row
+
+
+@dataclass(slots=True)
+class _Made:
+    """Files that a model has made in this run, their bytes, and the pixels of their images."""
+
+    images: int = 0
+    bytes: int = 0
+    pixels: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def count(self, row: EmbedRow, source: SourceRow | None) -> None:
+        """Count a published row."""
+        if row.outcome == "computed" and row.file:
+            self.images += 1
+            self.bytes += signature_bytes(row.file.stat)
+            self.pixels += source.width * source.height if source else 0
+
+    def figures(self) -> dict[str, float]:
+        """Return the numbers of the run, for plots."""
+        seconds = max(time.monotonic() - self.began, 1e-6)
+        return {
+            "images_per_s": round(self.images / seconds, 3),
+            "megapixels_per_s": round(self.pixels / 1e6 / seconds, 3),
+            "bytes": self.bytes,
+        }
 
 
 _OfModel = Callable[[FileRow, SourceRow | None], dict[str, Any]]

@@ -210,6 +210,7 @@ class StreamedEvents:
         self._code_version = step_context.job_def.asset_layer.get(self._asset_key).code_version or step_context.run_id
         self._pointer = self._storage.get_maximum_record_id()
         self._buffer: list[Any] = []
+        self._observed: list[Any] = []
         self._flushed = time.monotonic()
         _claim(context)
 
@@ -219,6 +220,7 @@ class StreamedEvents:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.deferred or kind is not None:
             self.flush()
+        self._store(self._observed)
 
     def add(
         self,
@@ -239,7 +241,11 @@ class StreamedEvents:
         """Report a check that Dagster skips because this step fails."""
         self._buffer.append(self._entry(evaluation))
 
-    def _entry(self, event: dg.AssetMaterialization | dg.AssetCheckEvaluation) -> object:
+    def observe(self, metadata: Mapping[str, Any]) -> None:
+        """Report figures of the whole run: an observation without a partition, stored at the end of the block."""
+        self._observed.append(self._entry(dg.AssetObservation(self._asset_key, metadata=metadata)))
+
+    def _entry(self, event: AssetEvent) -> object:
         context = self._step_context
         return new_entry(event, context.run_id, context.job_name, context.step) if new_entry else event
 
@@ -247,18 +253,23 @@ class StreamedEvents:
         """Store the buffered events. An interrupt is delayed until the end of the transaction."""
         # The buffer is swapped first, so that after an interrupt no batch is stored a second time.
         batch, self._buffer = self._buffer, []
+        self._store(batch)
+        self._flushed = time.monotonic()
+
+    def _store(self, batch: list[Any]) -> None:
         if batch:
             with interrupts_held():
                 if new_entry:
                     self._storage.store_event_batch(batch)
                 else:
                     self._store_each(batch)
-        self._flushed = time.monotonic()
 
-    def _store_each(self, events: Iterable[dg.AssetMaterialization | dg.AssetCheckEvaluation]) -> None:
+    def _store_each(self, events: Iterable[AssetEvent]) -> None:
         for event in events:
             if isinstance(event, dg.AssetMaterialization):
                 dg.DagsterEvent.asset_materialization(self._step_context, event)
+            elif isinstance(event, dg.AssetObservation):
+                dg.DagsterEvent.asset_observation(self._step_context, event)
             else:
                 dg.DagsterEvent.asset_check_evaluation(self._step_context, event)
 

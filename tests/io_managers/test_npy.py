@@ -249,3 +249,18 @@ def test_downstream_asset_gets_a_handle_to_the_files(data_root, instance):
 
     assert result.success
     assert sorted(result.output_for_node("norms")) == KEYS
+
+
+def test_run_that_made_files_has_figures_for_plots(data_root, instance):
+    """One observation without a partition; a run that makes nothing has none."""
+    photos(data_root, *KEYS, size=(1000, 500))
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+    materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)
+
+    (record,) = instance.fetch_observations(dinov3_npy.key, limit=10).records
+    observed = record.event_log_entry.asset_observation
+    values = {name: value.value for name, value in observed.metadata.items()}
+    assert observed.partition is None
+    assert values["bytes"] == sum(path.stat().st_size for path in (data_root.derived / DINOV3.folder).glob("*.npy"))
+    assert values["images_per_s"] > 0
+    assert values["megapixels_per_s"] == pytest.approx(0.5 * values["images_per_s"], rel=0.01)
