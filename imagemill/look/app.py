@@ -110,7 +110,7 @@ class _Pages:
         )  # fmt: skip
         self._templates.globals.update(
             filters=FILTERS, sorts=SORTS, token=self._token, read_only=viewer.read_only, counted=counted,
-            picture_size=_picture_size, link=link, large=LARGE, shell=shlex.quote,
+            picture_size=_picture_size, link=link, large=LARGE, shell=shlex.quote, page_size=PAGE_SIZE,
         )  # fmt: skip
 
     def render(self, template: str, code: int = 200, **values: Any) -> Response:
@@ -132,6 +132,8 @@ class _Pages:
         view = self._view(request)
         page = await self._viewer.call(self._viewer.page, view)
         last = max(1, -(-page.number // PAGE_SIZE))
+        if view.page > last:
+            return RedirectResponse(f"images?{view.query(page=last if last > 1 else None)}", 303)
         return self.render("images.html", view=view, page=page, last=last, kinds_of_change=CHANGES_SINCE)
 
     async def image(self, request: Request) -> Response:

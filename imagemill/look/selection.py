@@ -13,6 +13,8 @@ from imagemill.errors import WrongUsage
 from imagemill.store.ledger.overview import SORTS, Selection
 
 PAGE_SIZE = 100
+# SQLite refuses much longer patterns, and every link of a page contains the text.
+MOST_CHARACTERS = 1000
 
 _NUMBERS = {"least_size": float, "most_size": float, "least_tokens": int, "most_tokens": int}
 _TEXTS = ("reason", "bucket", "source", "text")
@@ -75,7 +77,7 @@ def read_view(query: str, kinds_of_change: Iterable[str]) -> View:
     return View(
         Selection(
             show=_one_of("show", given.get("show", "all"), FILTERS),
-            **{name: given.get(name) for name in _TEXTS},  # pyright: ignore[reportArgumentType]
+            **{name: _text(name, given.get(name)) for name in _TEXTS},  # pyright: ignore[reportArgumentType]
             **numbers,  # pyright: ignore[reportArgumentType]
             sort=_one_of("sort", given.get("sort", "id"), SORTS),
             descending=given.get("order") == "desc",
@@ -90,6 +92,16 @@ def read_view(query: str, kinds_of_change: Iterable[str]) -> View:
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:
     if value not in known:
         raise WrongUsage(f"{name}={value!r} is not known", do=f"choose from {', '.join(known)}")
+    return value
+
+
+def _text(name: str, value: str | None) -> str | None:
+    if value and len(value) > MOST_CHARACTERS:
+        raise WrongUsage(
+            f"{name} has {len(value):,} characters",
+            why=f"at most {MOST_CHARACTERS:,} are searched",
+            do="give a shorter text",
+        )
     return value
 
 

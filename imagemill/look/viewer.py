@@ -281,9 +281,14 @@ class Viewer:
         return [problem for problem in self._problems if problem.item == item]
 
     def groups(self, page: int) -> tuple[list[tuple[Group, dict[str, ImageState]]], int]:
-        """Return a page of groups of near duplicates with the states of their members, and the number of groups."""
+        """Return a page of groups of near duplicates that are not withdrawn, with their states, and the number of groups."""
         table, root = self._now(), self.session.root
-        groups = read_groups(root.derived, read_summary(root.derived)) or []
+        withdrawn = set(table.items(Selection("withdrawn")))
+        groups = [
+            msgspec.structs.replace(group, members=members)
+            for group in read_groups(root.derived, read_summary(root.derived)) or []
+            if len(members := [member for member in group.members if member.image_id not in withdrawn]) > 1
+        ]
         chosen = groups[(page - 1) * _GROUPS : page * _GROUPS]
         return [(group, table.states([member.image_id for member in group.members])) for group in chosen], len(groups)
 

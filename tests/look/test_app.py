@@ -275,6 +275,36 @@ def test_query_that_means_nothing_is_refused_with_the_choices(client, query):
     assert "Do:" in answer.text
 
 
+def test_page_after_the_last_one_is_the_last(client):
+    answer = client.get("/images?show=in_shards&page=999999999", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "images?show=in_shards")
+    assert client.get("/images?text=absent&page=2").status_code == 200
+
+
+def test_text_that_is_too_long_to_search_is_refused(client):
+    assert client.get("/images", params={"text": "%" * 1000}).status_code == 200
+    answer = client.get("/images", params={"text": "%" * 10_000})
+    assert answer.status_code == 400
+    assert "text has 10,000 characters" in answer.text
+
+
+def test_only_images_have_a_button_to_mark_them(client):
+    """A file that was never decoded cannot be withdrawn, so it cannot be marked."""
+    for item, buttons in (("page", 0), ("photo0000", 1), ("photo0007", 1)):
+        (grid,) = re.findall(
+            rf'<li class="card[^>]*data-item="{item}".*?</li>', page(client, f"/images?text={item}"), re.S
+        )
+        assert grid.count('class="mark"') == buttons
+        assert page(client, f"/image?id={item}").partition("</article>")[0].count('class="mark"') == buttons
+
+
+def test_image_leads_back_to_the_page_of_the_grid_that_shows_it(client):
+    text = page(client, "/image?id=photo0009&show=in_shards")
+    position = int(re.search(r"in shards, number (\d+)", text)[1])
+    assert f'href="images?show=in_shards#n{position}"' in text
+    assert re.search(rf'id="n{position}" href="image\?id=photo0009&', page(client, "/images?show=in_shards"))
+
+
 def test_neighbours_are_those_within_the_filter(client):
     text = page(client, "/image?id=photo0008&show=in_shards&sort=id&order=desc")
     assert 'rel="prev" href="image?id=photo0009&amp;show=in_shards&amp;order=desc"' in text

@@ -7,6 +7,7 @@ const say = (text) => { document.getElementById("status").textContent = text; };
 let anchor = -1;
 
 const isMarked = (card) => card.classList.contains("marked");
+const canBeMarked = (card) => Boolean(card?.querySelector(".mark"));
 const focused = () => cards.findIndex((card) => card.contains(document.activeElement));
 const focus = (number) => cards[number]?.querySelector("a, button")?.focus();
 
@@ -19,7 +20,8 @@ function show(card, marked) {
   }
 }
 
-async function mark(chosen, marked) {
+async function mark(wanted, marked) {
+  const chosen = wanted.filter((card) => canBeMarked(card) && isMarked(card) !== marked);
   const form = new URLSearchParams({ token, on: marked ? "1" : "0" });
   chosen.forEach((card) => form.append("item", card.dataset.item));
   chosen.forEach((card) => show(card, marked));
@@ -35,7 +37,8 @@ async function mark(chosen, marked) {
 }
 
 function toggle(number, range) {
-  if (number < 0 || !token) return;
+  if (!token || !cards[number]) return;
+  if (!canBeMarked(cards[number])) return say("This input is no image that was opened: it cannot be marked.");
   const marked = !isMarked(cards[number]);
   if (range && anchor >= 0) {
     const [first, last] = [Math.min(anchor, number), Math.max(anchor, number)];
@@ -64,6 +67,8 @@ document.addEventListener("keydown", (event) => {
   const grid = document.querySelector("article.card") ? null : document.querySelector(".grid");
   const number = grid ? focused() : 0;
   const follow = (selector) => document.querySelector(selector)?.click();
+  // A focused table or text scrolls with the arrows.
+  if (event.target.matches(".scroll, pre") && event.key.startsWith("Arrow")) return;
   if (event.key === "x" || event.key === "X") toggle(number, event.shiftKey);
   else if (event.key === "Escape") follow(".up");
   else if (!grid && event.key === "ArrowLeft") follow('[rel="prev"]');
@@ -80,3 +85,7 @@ document.querySelectorAll("form.filters").forEach((form) => form.addEventListene
   // Fields that are left empty stay out of the address.
   [...form.elements].filter((field) => field.name && field.value === "").forEach((field) => { field.disabled = true; });
 }));
+
+// A page that the browser kept may show old marks; a command that runs ends soon.
+window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+if (document.querySelector(".running")) setTimeout(() => location.reload(), 1000);
