@@ -298,6 +298,33 @@ def test_only_images_have_a_button_to_mark_them(client):
         assert page(client, f"/image?id={item}").partition("</article>")[0].count('class="mark"') == buttons
 
 
+def test_many_marked_images_are_withdrawn_together_and_the_first_are_shown(root, monkeypatch):
+    monkeypatch.setattr("imagemill.look.app.PAGE_SIZE", 2)
+    viewer = Viewer(root.path)
+    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
+    with Ledger(root.ledger) as ledger:
+        ledger.mark(["photo0000", "photo0008", "photo0009"])
+        text = page(client, "/marked")
+        ledger.unmark(ledger.marks())
+    assert text.count('<li class="card') == 2
+    assert text.count('name="item"') == 3
+    assert '<a href="images?show=marked">all 3</a>' in text
+    viewer.close()
+
+
+def test_photograph_that_was_removed_a_moment_ago_has_a_page_without_a_picture(client, root):
+    assert "thumb?id=photo0009" in page(client, "/images?text=photo0009")
+    file, away = root.approved / "photo0009.jpg", root.path / "away.jpg"
+    file.rename(away)
+    try:
+        assert client.get("/thumb?id=photo0009").status_code == 404
+        assert "no picture" in page(client, "/images?text=photo0009")
+        assert "photo?id=photo0009" not in page(client, "/image?id=photo0009")
+    finally:
+        away.rename(file)
+    assert client.get("/thumb?id=photo0009").status_code == 200
+
+
 def test_image_leads_back_to_the_page_of_the_grid_that_shows_it(client):
     text = page(client, "/image?id=photo0009&show=in_shards")
     position = int(re.search(r"in shards, number (\d+)", text)[1])
