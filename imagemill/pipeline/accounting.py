@@ -19,6 +19,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
 from imagemill.inputs.scan import Scan
+from imagemill.inputs.sidecars import SIDECARS
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
@@ -95,6 +96,8 @@ class Standing:
         """
         sources = inventory.scan.sources
         awaited = _awaiting_captions(inventory.scan, ledger) if captioned else frozenset[str]()
+        if not inventory.surveyed:
+            awaited |= _unread_captions(inventory.scan, ledger)
         plans = current_plans(inventory, ledger, awaited)
         if records_only:
             others = [image_id for image_id in inventory.recorded.lines if image_id not in sources]
@@ -157,6 +160,14 @@ def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
     """Return the images without a caption that wait for the captioner: it has neither refused nor failed them."""
     refused = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
     return scan.sources.keys() - ledger.captions().keys() - refused
+
+
+def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:
+    """Return the images without a caption in the ledger whose caption files the next run reads."""
+    present = {image_id: source.caption for image_id, source in scan.sources.items() if source.caption is not None}
+    new = present.keys() - ledger.captioned_ids()
+    unusable = {p.item for p in ledger.problems(sorted(new)) if p.asset == SIDECARS and p.stat == present[p.item]}
+    return new - unusable
 
 
 def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:

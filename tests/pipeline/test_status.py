@@ -82,6 +82,18 @@ def test_status_counts_what_is_to_do_refused_and_missing(root):
     assert status.records == 2, "a vanished source keeps its record"
 
 
+def test_image_whose_caption_no_run_has_read_is_waiting(root):
+    """It counted as refused, without a reason. One without a caption file is refused by the next run."""
+    photos(root, "c")
+    photos(root, "d", captions=False)
+
+    assert read_status(root).images == ImageCounts(seen=4, up_to_date=2, waiting=1, refused=1)
+    (root.approved / "d.txt").write_text("words")
+    status = read_status(root)
+    assert status.images == ImageCounts(seen=4, up_to_date=2, waiting=2)
+    assert {kind: counts["to do"] for kind, counts in status.kinds.items()} == dict.fromkeys(KINDS, 2)
+
+
 def test_input_that_several_assets_refuse_for_one_reason_counts_once(root):
     stat = file_signature(root.approved / "a.png")
     with Ledger(root.ledger) as ledger:

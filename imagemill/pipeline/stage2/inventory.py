@@ -34,6 +34,7 @@ class Inventory:
         inputs: how `approved/` is read.
         ended: former ids of renamed images whose records are not written yet; `recorded` does not contain them.
         kept: the last plans that were made of this listing (current_plans.py).
+        surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
     """
 
@@ -47,6 +48,7 @@ class Inventory:
     inputs: InputSettings = NEW_INPUTS
     ended: frozenset[str] = frozenset()
     kept: Any = None
+    surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
 
     @property
@@ -82,6 +84,7 @@ class Inventory:
         """
         self._approved = self._approved or self._list_approved()
         survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs)
+        self.surveyed = True
         note_arrivals(self._approved.scan, ledger)
         self.ended = frozenset(rename.former for rename in ledger.renames(ACCEPTED))
 
