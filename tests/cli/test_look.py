@@ -5,6 +5,7 @@ Spec: docs/spec/conventions.md#viewer
 
 import random
 import re
+import shutil
 import signal
 import socket
 import time
@@ -18,7 +19,7 @@ import pytest
 
 from imagemill.domain.layout import DataRoot
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import imagemill, photos, start
+from tests.helpers.product import contents, imagemill, photos, start
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +146,51 @@ def test_export_is_one_file_of_the_filter_without_withdrawn_images(root, tmp_pat
         assert said in done.stderr
     done = imagemill("look", "--data-root", root.path, "--filter", "show=all")
     assert (done.returncode, "--filter is given without --export" in done.stderr) == (2, True)
+
+
+def test_thirty_of_128_marked_under_three_filters_are_withdrawn_as_by_the_command(tmp_path):
+    """The shards have the bytes that `withdraw` with the same ids gives, and those of before after the restoration."""
+    root, other = DataRoot(tmp_path / "data"), DataRoot(tmp_path / "other")
+    photos(root.approved, 128)
+    root.config_file.write_text("shard_size: 16\n")
+    assert imagemill("run", "--data-root", root.path, stub=True).returncode == 0
+    before = bytes_of_shards(root)
+    shutil.copytree(root.path, other.path, symlinks=True)
+    chosen = []
+    with viewer(root) as (_, browser):
+        for query in (
+            "show=in_shards&text=photo001",
+            "show=in_shards&sort=tokens&order=desc",
+            "bucket=1216x832&page=2",
+        ):
+            items = re.findall(r'data-item="([^"]+)"', browser.get(f"images?{query}"))
+            new = [item for item in dict.fromkeys(items) if item not in chosen][:10]
+            browser.post("marks", item=new, on="1")
+            chosen += new
+        assert len(chosen) == 30
+        browser.post("withdraw", item=sorted(chosen))
+        assert "done" in ended(browser)
+        withdrawn = bytes_of_shards(root)
+        done = imagemill("withdraw", *chosen, "--data-root", other.path, stub=True)
+        assert done.returncode == 0, done.stderr
+        assert withdrawn == bytes_of_shards(other) != before
+        assert imagemill("verify", "--data-root", root.path, stub=True).returncode == 0
+
+        browser.post("restore", item=chosen)
+        assert "done" in ended(browser)
+    done = imagemill("withdraw", "--restore", *chosen, "--data-root", other.path, stub=True)
+    assert done.returncode == 0, done.stderr
+    assert bytes_of_shards(root) == bytes_of_shards(other)
+    with Ledger(root.ledger) as ledger:
+        assert (ledger.withdrawals(), ledger.marks()) == ({}, {})
+
+
+def bytes_of_shards(root):
+    return {path: content for path, content in contents(root).items() if path.startswith("shards/bucket")}
+
+
+def ended(browser):
+    until = time.monotonic() + 120
+    while "running" in (said := browser.get("task")) and time.monotonic() < until:
+        time.sleep(0.2)
+    return said
