@@ -80,7 +80,7 @@ def test_toy_kind_has_a_counter_and_a_check_in_the_summary(toy_run):
     files, calls = made(said, "mean_colour")
     assert files == PHOTOS
     assert calls == 2  # the first batch is a single one, then two by its own batch_size
-    assert "12 of 12 passed" in said
+    assert "13 of 13 passed" in said
 
 
 def test_toy_kind_is_counted_by_status_reported_by_explain_and_read_by_verify(toy_run):

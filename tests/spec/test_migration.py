@@ -691,7 +691,7 @@ def test_open_question_3_unusual_aspect_ratio_is_a_warning(samples):
     width, height = SAMPLES[PANORAMA]
     assert width / height > 2.5
 
-    assert "checks     9 of 9 passed" in samples.output
+    assert "checks     10 of 10 passed" in samples.output
     assert records(samples.root)[PANORAMA]["aspect_bucket"] == "1344x704"
     said = product(samples.root, "stage2", "--verify", code=0)
     assert f"unusual_ratio: {PANORAMA}: 120x40" in said
