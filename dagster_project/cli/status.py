@@ -39,7 +39,7 @@ def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> 
     status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
     changed = bool(snapshot and snapshot.names != names_state(session))
     if as_json:
-        with closing(Overview(read_states(session)[0])) as table:
+        with closing(Overview(read_states(session).rows)) as table:
             filters = table.named_counts()
         document = {**msgspec.to_builtins(status), "filters": filters, "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()},

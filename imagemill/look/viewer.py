@@ -6,12 +6,13 @@ A viewer belongs to one thread: its methods are called through `call`.
 """
 
 import asyncio
+import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -183,11 +184,13 @@ class Viewer:
             self._open.close()
             self._session = self._open.enter_context(open_session(self.path))
             began, (version, files, _) = time.time_ns(), self._state()
-            states, self._problems = read_states(self._session)
-            self._overview.close()
-            self._overview = Overview(states)
+            with _without_collections():
+                found = read_states(self._session)
+                self._overview.close()
+                self._overview = Overview(found.rows)
+            self._problems = found.problems
             self._shown = set(self._overview.items(Selection("seen")))
-            self._folders = self._folders_of_images()
+            self._folders = sorted(self._session.root.approved / folder for folder in found.folders if folder)
             folders = [_mtime(folder) for folder in self._looked_at()]
             # A folder that changed meanwhile is read again by the next call.
             is_fresh = max((changed for changed in folders if changed), default=0) < began - _COARSEST_NS
@@ -211,11 +214,6 @@ class Viewer:
     def _looked_at(self) -> list[Path]:
         root = self.session.root
         return [root.approved, *self._folders, *(root.derived / spec.folder for spec in embedding_specs())]
-
-    def _folders_of_images(self) -> list[Path]:
-        sources = self.session.overview().scan.sources.values()
-        parents = {source.file_name.rpartition("/")[0] for source in sources}
-        return sorted(self.session.root.approved / parent for parent in parents if parent)
 
     # ---- pages
 
@@ -499,6 +497,18 @@ def _of_change(selection: Selection, kind: str, items: Sequence[str]) -> Selecti
 
 # Groups on a page.
 _GROUPS = 20
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Switch off the garbage collector, which would look at millions of rows that stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _signature(path: Path) -> str | None:

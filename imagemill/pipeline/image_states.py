@@ -30,8 +30,16 @@ def latent_picture(session: Session) -> str:
     return str(session.in_force(VAE).contract["size"])
 
 
-def read_states(session: Session) -> tuple[Iterator[ImageState], list[InputProblem]]:
-    """Return the state of each item, in no order, and all problems.
+class States(NamedTuple):
+    """The state of each item, in no order; all problems; and the folders of `approved/` that contain images."""
+
+    rows: Iterator[ImageState]
+    problems: list[InputProblem]
+    folders: set[str]
+
+
+def read_states(session: Session) -> States:
+    """Gather the state of a data root.
 
     Raises:
         MissingInput: if nothing has run, or the folder of images is gone.
@@ -82,7 +90,7 @@ def read_states(session: Session) -> tuple[Iterator[ImageState], list[InputProbl
                 marked=item in marks,
             )
 
-    return states(), problems
+    return States(states(), problems, {source.file_name.rpartition("/")[0] for source in scan.sources.values()})
 
 
 class Share(NamedTuple):
@@ -98,7 +106,7 @@ def limited_shares(session: Session) -> list[Share]:
     """Return the share of each filter that the configuration limits; no state is read if it limits none."""
     if not (limits := session.config.limits):
         return []
-    with closing(Overview(read_states(session)[0])) as table:
+    with closing(Overview(read_states(session).rows)) as table:
         counts = table.counts()
     return [Share(name, counts[name], counts[name] / max(1, counts["seen"]), limit) for name, limit in limits.items()]
 
