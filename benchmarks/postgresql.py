@@ -168,7 +168,7 @@ def _inodes(root: DataRoot) -> set[int]:
 
 def _first_query(root: DataRoot, home: Path) -> float:
     """Return the seconds of the first query for the numbers of partitions, without what Dagster has cached in the history."""
-    _forget_cached(home)
+    _forget_cached(root, home)
     words = [*OURS, "ui", "--data-root", root.path, "--port"]
     with running_ui(words, DAGSTER_HOME=str(home), PYTHONPATH=os.pathsep.join(map(str, (PROJECT, TINY)))) as ui:
         began = time.perf_counter()
@@ -176,9 +176,9 @@ def _first_query(root: DataRoot, home: Path) -> float:
         return time.perf_counter() - began
 
 
-def _forget_cached(home: Path) -> None:
+def _forget_cached(root: DataRoot, home: Path) -> None:
     os.environ["DAGSTER_HOME"] = str(home)
-    with open_instance(DataRoot(home)) as instance, instance.event_log_storage.index_transaction() as connection:
+    with open_instance(root) as instance, instance.event_log_storage.index_transaction() as connection:
         connection.exec_driver_sql("UPDATE asset_keys SET cached_status_data = NULL")
     del os.environ["DAGSTER_HOME"]
 
