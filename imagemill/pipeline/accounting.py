@@ -163,11 +163,19 @@ def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
 
 
 def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:
-    """Return the images without a caption in the ledger whose caption files the next run reads."""
-    present = {image_id: source.caption for image_id, source in scan.sources.items() if source.caption is not None}
-    new = present.keys() - ledger.captioned_ids()
-    unusable = {p.item for p in ledger.problems(sorted(new)) if p.asset == SIDECARS and p.stat == present[p.item]}
-    return new - unusable
+    """Return the images without a caption in the ledger whose caption files no run has read.
+
+    A run that has read one without a text has recorded a problem of the file or of the image.
+    """
+    sources = scan.sources
+    new = {image_id for image_id, source in sources.items() if source.caption is not None} - ledger.captioned_ids()
+    read = {
+        p.item
+        for p in ledger.problems(sorted(new))
+        if (p.asset == SIDECARS and p.stat == sources[p.item].caption)
+        or (p.reason == "missing_caption" and p.stat == sources[p.item].stat)
+    }
+    return new - read
 
 
 def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
