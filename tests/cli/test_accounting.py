@@ -240,7 +240,7 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     done = called(root, "run")
 
     assert done.code == 0
-    assert [len(outcome.checks) for outcome in ended] == [0, 0, 6, 4]
+    assert [len(outcome.checks) for outcome in ended] == [0, 0, 6, 5]
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
