@@ -13,7 +13,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
-from imagemill.pipeline.stage2.record_index import read_recorded
+from imagemill.pipeline.stage2.record_index import known_images, read_recorded
 from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_gone
 from imagemill.text.close_names import MOST, name_hint
@@ -87,7 +87,7 @@ def _named(ids: Sequence[str]) -> str:
 
 def _known_ids(root: DataRoot, ledger: Ledger, given: tuple[str, ...]) -> tuple[str, ...]:
     """Return the ids that are meant. Unknown ones are refused: a typing error must not look like a withdrawn sample."""
-    known = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *read_recorded(root.stage2_jsonl).lines}
+    known = known_images(ledger, read_recorded(root.stage2_jsonl))
     if not known.issuperset(given):
         known |= _counting(root)
     ids = tuple(each if each in known else image_id_of(each) for each in given)

@@ -51,6 +51,10 @@ def bucket_crop(width: int, height: int, bucket: str | None = None) -> tuple[int
     return left, top, left + box_width, top + box_height
 
 
+# Below this coverage, or above this enlargement, training at the bucket's size uses an image poorly.
+LEAST_COVERAGE, MOST_ENLARGEMENT = 0.8, 1.2
+
+
 class PictureUse(NamedTuple):
     """The part of an image that training on its bucket's latents uses.
 

@@ -5,8 +5,7 @@ Which inputs they contain is defined in store/ledger/overview.py.
 
 from typing import NamedTuple
 
-# An image that is enlarged more, or of which training sees less, is listed.
-MOST_ENLARGEMENT, LEAST_COVERAGE = 1.2, 0.8
+from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
 
 
 class Filter(NamedTuple):

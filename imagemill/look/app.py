@@ -8,7 +8,6 @@ token of this process, which its pages contain.
 
 import hmac
 import secrets
-import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from http.cookies import SimpleCookie
 from importlib.resources import files
@@ -56,6 +55,8 @@ _STATIC = {
     "look.svg": "image/svg+xml",
 }
 _MOST_BODY = 8 << 20
+# Of a grey picture in place of one whose size is not known.
+_UNKNOWN_SIZE = (4, 3)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -110,7 +111,7 @@ class _Pages:
         )  # fmt: skip
         self._templates.globals.update(
             filters=FILTERS, sorts=SORTS, token=self._token, read_only=viewer.read_only, counted=counted,
-            picture_size=_picture_size, link=link, large=LARGE, shell=shlex.quote, page_size=PAGE_SIZE,
+            picture_size=_picture_size, link=link, page_size=PAGE_SIZE,
         )  # fmt: skip
 
     def render(self, template: str, code: int = 200, **values: Any) -> Response:
@@ -121,10 +122,8 @@ class _Pages:
 
     # ---- pages
 
-    async def overview(self, request: Request) -> Response:
+    async def overview(self, _: Request) -> Response:
         """Return the first page."""
-        if not request.scope["path"].endswith("/"):
-            return RedirectResponse(f"{request.scope['path']}/")
         return self.render("overview.html", **await self._viewer.call(self._viewer.overview))
 
     async def images(self, request: Request) -> Response:
@@ -190,11 +189,7 @@ class _Pages:
             self._viewer.file_of, given.get("preset", ""), given.get("mission", ""), given.get("path", "")
         )
         px = LARGE if given.get("large") == "1" else FILE_SIDE
-        try:
-            made = await run_in_threadpool(pictures.photograph, source, px)
-        except (ImagemillError, OSError):
-            made = as_jpeg(grey_picture((4, 3)))
-        return Response(made, 200, {"Cache-Control": "private, max-age=60"}, "image/jpeg")
+        return await _jpeg(lambda: pictures.photograph(source, px), _UNKNOWN_SIZE, 60)
 
     async def task(self, request: Request) -> Response:
         """Return the state of the command that was started last."""
@@ -261,28 +256,17 @@ class _Pages:
 
     async def _picture(self, request: Request, px: int) -> Response:
         source, frame, pictures = await self._viewer.call(self._viewer.source, request.query_params.get("id", ""))
-        cropped = request.query_params.get("crop") == "1"
-
-        def make() -> bytes:
-            if cropped and frame:
-                return pictures.cropped(source, frame, px)
-            return pictures.photograph(source, px)
-
-        kept = {"Cache-Control": "private, max-age=600"}
-        try:
-            return Response(await run_in_threadpool(make), 200, kept, "image/jpeg")
-        except (ImagemillError, OSError):
-            # Its page says why it cannot be shown.
-            size = fitted_size((source.width or 4, source.height or 3), px)
-            return Response(as_jpeg(grey_picture(size)), 200, {"Cache-Control": "no-store"}, "image/jpeg")
+        size = fitted_size((source.width, source.height), px) if source.width else _UNKNOWN_SIZE
+        if frame and request.query_params.get("crop") == "1":
+            return await _jpeg(lambda: pictures.cropped(source, frame, px), size, 600)
+        return await _jpeg(lambda: pictures.photograph(source, px), size, 600)
 
     async def montage(self, request: Request) -> Response:
         """Return the first images of a view in one picture, as cropped."""
         sources, frames, pictures = await self._viewer.call(self._viewer.sources, self._view(request), MONTAGE)
         if not sources:
-            return Response(as_jpeg(grey_picture((4, 3))), 200, {"Cache-Control": "no-store"}, "image/jpeg")
-        made = await run_in_threadpool(pictures.montage, sources, frames, MONTAGE_COLUMNS, MONTAGE_SIDE)
-        return Response(made, 200, {"Cache-Control": "private, max-age=60"}, "image/jpeg")
+            return _grey(_UNKNOWN_SIZE)
+        return await _jpeg(lambda: pictures.montage(sources, frames, MONTAGE_COLUMNS, MONTAGE_SIDE), _UNKNOWN_SIZE, 60)
 
     async def latents(self, request: Request) -> Response:
         """Return an array of an image as a picture."""
@@ -361,6 +345,25 @@ class _TokenGate:
 
     def _equals(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+async def _jpeg(make: Callable[[], bytes], size: tuple[int, int], seconds: int) -> Response:
+    """Return a picture, which browsers keep for a time; a grey one if it cannot be shown, which its page explains.
+
+    Args:
+        make: returns the picture; called on another thread.
+        size: of the grey one.
+        seconds: how long a browser keeps the picture.
+    """
+    try:
+        made = await run_in_threadpool(make)
+    except (ImagemillError, OSError):
+        return _grey(size)
+    return Response(made, 200, {"Cache-Control": f"private, max-age={seconds}"}, "image/jpeg")
+
+
+def _grey(size: tuple[int, int]) -> Response:
+    return Response(as_jpeg(grey_picture(size)), 200, {"Cache-Control": "no-store"}, "image/jpeg")
 
 
 def _picture_size(state: ImageState, frame: Any = None, px: int = THUMBNAIL) -> tuple[int, int] | None:

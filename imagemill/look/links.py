@@ -1,6 +1,7 @@
 """Addresses of the viewer's pages, and the Markdown that shows a picture in Dagster's UI."""
 
 import re
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from imagemill.domain.buckets import assign_bucket
@@ -20,10 +21,16 @@ def prefix_of(name: str | None) -> str:
     return f"{PREFIX}{name}/" if name else PREFIX
 
 
+def query_string(parameters: Mapping[str, object]) -> str:
+    """Return parameters as an address contains them; those without a value are left out."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+    return urlencode(given, quote_via=quote, errors="surrogateescape", safe="")
+
+
 def link(page: str, /, **parameters: object) -> str:
     """Return a relative address; parameters without a value are left out."""
-    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-    return f"{page}?{urlencode(given, quote_via=quote, errors='surrogateescape', safe='')}" if given else page
+    query = query_string(parameters)
+    return f"{page}?{query}" if query else page
 
 
 def image_note(image_id: str, source: SourceRow | None, *, name: str | None, preview: bool) -> str:

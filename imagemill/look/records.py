@@ -13,7 +13,7 @@ from imagemill.domain.preset_records import path_problem
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.listing import is_inside
-from imagemill.pipeline.stage_a.missions import discover, missions
+from imagemill.pipeline.stage_a.missions import discover
 from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.store.public_data import PresetDir, PublicData
 
@@ -25,8 +25,6 @@ class Shape(NamedTuple):
 
     label: str
     points: str
-    x: float
-    y: float
     number: int
 
 
@@ -69,11 +67,12 @@ def presets(root: DataRoot) -> dict[str, list[str]]:
 
 
 def preset_folder(root: DataRoot, name: str) -> PresetDir:
-    """Return a preset by `dataset/preset`. Raises MissingInput for another name."""
-    if name not in presets(root):
-        raise MissingInput(f"no preset {name!r}", where=root.public_data, do="choose one of the page of presets")
+    """Return a preset by `dataset/preset`. Raises WrongUsage for a name that none can have, MissingInput for another one."""
     dataset, _, preset = name.partition("/")
-    return PublicData.at(root.public_data).dataset(dataset).preset(preset)
+    found = PublicData.at(root.public_data).dataset(dataset).preset(preset)
+    if not found.manifest.is_file():
+        raise MissingInput(f"no preset {name!r}", where=root.public_data, do="choose one of the page of presets")
+    return found
 
 
 def preset_page(root: DataRoot, name: str, split: str, label: str | None, page: int) -> PresetPage:
@@ -128,14 +127,8 @@ def _shape(each: dict[str, Any], number: int) -> Shape:
     if not each.get("poly"):
         left, top, right, bottom = values[:4]
         values = [left, top, right, top, right, bottom, left, bottom]
-    points = list(zip(values[::2], values[1::2], strict=False))
-    text = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return Shape(each["desc"], text, min(x for x, _ in points), min(y for _, y in points), number)
-
-
-def summarised(root: DataRoot) -> list[str]:
-    """Return the missions of Stage-A."""
-    return missions(root.stage_a_input) if root.stage_a_input.is_dir() else []
+    points = " ".join(f"{x:g},{y:g}" for x, y in zip(values[::2], values[1::2], strict=False))
+    return Shape(each["desc"], points, number)
 
 
 def mission_page(root: DataRoot, mission: str, page: int) -> tuple[list[SummarisedGroup], int]:

@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Iterable
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from imagemill.domain.filters import FILTERS
 from imagemill.errors import WrongUsage
+from imagemill.look.links import query_string
 from imagemill.store.ledger.overview import SORTS, Selection
 
 PAGE_SIZE = 100
@@ -44,8 +45,7 @@ class View(msgspec.Struct, frozen=True):
 
     def query(self, **changes: object) -> str:
         """Return the query string of this view with some parameters replaced; None removes one, and page 1 is left out."""
-        given = self._parameters() | changes
-        return urlencode({name: value for name, value in given.items() if value not in (None, "", False)})
+        return query_string(self._parameters() | changes)
 
     def _parameters(self) -> dict[str, object]:
         chosen = self.selection

@@ -43,25 +43,24 @@ from imagemill.look.records import (
     preset_folder,
     preset_page,
     presets,
-    summarised,
 )
 from imagemill.look.selection import PAGE_SIZE, View
 from imagemill.look.similar import Similar
 from imagemill.pipeline.changes import Changes, parse_since, read_changes
-from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary
+from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary, summary_path
 from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.image_states import latent_picture, read_states
 from imagemill.pipeline.problem_list import InputProblem
 from imagemill.pipeline.session import Session, open_session
 from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, bucket_folder
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
-from imagemill.pipeline.stage_a.missions import discover
+from imagemill.pipeline.stage2.record_index import known_images, read_recorded
+from imagemill.pipeline.stage_a.missions import mission_folder, missions
 from imagemill.store.ledger import SourceRow
 from imagemill.store.ledger.overview import ImageState, Overview, Selection
 
 T = TypeVar("T")
 
-CACHE = "look"
 MOST_SIMILAR = 12
 # Longer side of the pictures of an export, in pixels.
 EXPORTED_SIDE = 256
@@ -202,12 +201,11 @@ class Viewer:
         assert self._session
         root = self._session.root
         sets = (bucket_folder(root.shards, bucket) for bucket in BUCKETS)
-        files = [root.stage2_jsonl, root.config_file, root.ledger, root.derived / "near_duplicates.json"]
+        files = [root.stage2_jsonl, root.config_file, summary_path(root.derived)]
         files += [folder / name for folder in sets for name in (INDEX, TOMBSTONES)]
-        exists = root.ledger.is_file()
         return (
-            self._session.reading.version_seen() if exists else None,
-            [_signature(path) for path in files if path != root.ledger],
+            self._session.reading.version_seen() if root.ledger.is_file() else None,
+            [_signature(path) for path in files],
             [_mtime(folder) for folder in self._looked_at()],
         )
 
@@ -324,7 +322,7 @@ class Viewer:
 
     def _colours(self, spec: EmbeddingSpec) -> LatentColours | None:
         root, ledger = self.session.root, self.session.reading
-        return root_colours(root, ledger, self.session.in_force(spec), self._pictures(), self._cache(root))
+        return root_colours(root, ledger, spec, self._pictures(), self._cache(root))
 
     def _similar(self, item: str, table: Overview) -> list[tuple[ImageState, float]]:
         """Return similar images that are in `approved/` and not withdrawn."""
@@ -347,8 +345,7 @@ class Viewer:
     def _frame(self, state: ImageState) -> Frame | None:
         if not (state.width and state.height and state.bucket):
             return None
-        size = "bucket" if latent_picture(self.session) == "bucket" else "original"
-        return frame_of(state.width, state.height, state.bucket, size)
+        return frame_of(state.width, state.height, state.bucket, latent_picture(self.session))
 
     # ---- presets and Stage-A
 
@@ -366,7 +363,7 @@ class Viewer:
 
     def missions(self) -> list[str]:
         """Return the missions of Stage-A."""
-        return summarised(self._root())
+        return missions(self._root().stage_a_input)
 
     def mission_page(self, mission: str, page: int) -> tuple[list[SummarisedGroup], int, list[InputProblem]]:
         """Return a page of a mission's records, their number, and its problems. Raises MissingInput."""
@@ -378,7 +375,7 @@ class Viewer:
     def file_of(self, preset: str, mission: str, relative: str) -> tuple[SourceRow, Pictures]:
         """Return what is needed to show an image of a preset or of a mission. Raises MissingInput."""
         root = self._root()
-        folder = preset_folder(root, preset).path if preset else discover(root.stage_a_input, mission).folder
+        folder = preset_folder(root, preset).path if preset else mission_folder(root.stage_a_input, mission)
         image_file(folder, relative)
         at = replace(root, approved_at=folder)
         row = SourceRow(relative, relative, FileSignature(""), "", 0, 0)
@@ -417,8 +414,7 @@ class Viewer:
 
     def _images(self, items: Iterable[str]) -> list[str]:
         """Return those items that `withdraw` accepts."""
-        known = self.session.reading.ids("sources") | self.session.reading.ids("withdrawn")
-        known |= self.session.overview().recorded.lines.keys()
+        known = known_images(self.session.reading, read_recorded(self.session.root.stage2_jsonl))
         return [item for item in items if item in known]
 
     # ---- pictures
@@ -426,7 +422,7 @@ class Viewer:
     def source(self, item: str) -> tuple[SourceRow, Frame | None, Pictures]:
         """Return what is needed to show a photograph. Raises MissingInput if there is no such file."""
         state = self._now().state(item)
-        if state is None or state.file is None or not state.seen:
+        if state is None or state.file is None:
             raise MissingInput(f"no image {item!r}", where=self.path, do="check the id")
         row = self.session.reading.sources([item]).get(item) or SourceRow(item, state.file, FileSignature(""), "", 0, 0)
         row = msgspec.structs.replace(row, file_name=state.file)
@@ -475,13 +471,13 @@ class Viewer:
         return Pictures(root, self.session.inputs, self._cache(root))
 
     def _cache(self, root: DataRoot) -> PictureCache:
-        return PictureCache(None if self.read_only and not os.access(root.state, os.W_OK) else root.state / CACHE)
+        return PictureCache(None if self.read_only and not os.access(root.state, os.W_OK) else root.look)
 
     def latents(self, item: str, kind: str) -> tuple[bytes, float] | None:
         """Return an array as a PNG, and the share of variance that its colours explain; None if it cannot be shown."""
         self._now()
         spec = next((spec for spec in embedding_specs() if spec.kind == kind), None)
-        if spec is None or (colours := self._colours(spec)) is None:
+        if spec is None or (colours := self._colours(self.session.in_force(spec))) is None:
             return None
         store = NpyStore(self.session.root.derived / spec.folder, spec)
         with suppress(OSError, ValueError, ImagemillError):

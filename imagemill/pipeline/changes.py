@@ -30,11 +30,6 @@ class Changes(msgspec.Struct, frozen=True):
     images: dict[str, list[str]]
     unknown: int
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of images by kind of change."""
-        return {name: len(ids) for name, ids in self.images.items()}
-
 
 def read_changes(ledger: Ledger, since: int) -> Changes:
     """Return what changed at or after a time, in seconds since the epoch."""

@@ -23,7 +23,7 @@ from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
 from imagemill.pipeline.stage2.models_in_use import file_model_text
-from imagemill.pipeline.stage2.record_index import find_record
+from imagemill.pipeline.stage2.record_index import find_record, known_images
 from imagemill.pipeline.stage2.renames import find_renames
 from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger import FROM_METADATA, CaptionRow, Ledger, SourceRow
@@ -87,8 +87,7 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         return report
     scan = inventory.scan
     stems = {image_id_of(problem.item) for problem in scan.problems}
-    recorded = {*ledger.ids("sources"), *ledger.ids("withdrawn"), *inventory.recorded.lines}
-    known = {*scan.sources, *stems, *recorded}
+    known = {*scan.sources, *stems, *known_images(ledger, inventory.recorded)}
     if image_id not in known and (named := image_id_of(image_id)) in known:
         return explain(session, named)
     raise MissingInput(

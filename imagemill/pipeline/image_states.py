@@ -10,14 +10,13 @@ Counts of outcomes are those of accounting.py, problems those of problem_list.py
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
 from imagemill.domain.embedding_specs import VAE
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.accounting import Standing
-from imagemill.pipeline.curation.near_duplicates import read_groups, read_summary
-from imagemill.pipeline.curation.similarity import TOLERANCE
+from imagemill.pipeline.curation.near_duplicates import duplicates_in, read_groups, read_summary
 from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
@@ -25,9 +24,9 @@ from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger.overview import ImageState, Overview
 
 
-def latent_picture(session: Session) -> str:
-    """Return the picture that the data root's VAE encodes: `original` or `bucket`."""
-    return str(session.in_force(VAE).contract["size"])
+def latent_picture(session: Session) -> Literal["original", "bucket"]:
+    """Return the picture that the data root's VAE encodes."""
+    return session.in_force(VAE).contract["size"]
 
 
 class States(NamedTuple):
@@ -56,7 +55,7 @@ def read_states(session: Session) -> States:
     refused_names = {problem.item for problem in scan.refused_images}
     sources, captions = ledger.sources(), ledger.captions(outdated=True)
     withdrawn, marks = ledger.withdrawals(), ledger.marks()
-    samples, duplicates = _samples(session), near_duplicates(session)
+    samples, duplicates = _samples(session), _near_duplicates(session)
     use = use_of_crop if latent_picture(session) == "bucket" else use_of_window
     items = dict.fromkeys(
         (*scan.sources, *refused_names, *sources, *inventory.recorded.lines, *samples, *withdrawn, *marks, *reasons)
@@ -124,13 +123,10 @@ def _samples(session: Session) -> dict[str, tuple[str, int]]:
     return found
 
 
-def near_duplicates(session: Session) -> dict[str, str]:
+def _near_duplicates(session: Session) -> dict[str, str]:
     """Return the representative of each image that the last report calls a near duplicate."""
     summary = read_summary(session.root.derived)
-    groups = read_groups(session.root.derived, summary) or []
-    return {
-        member.image_id: group.representative
-        for group in groups
-        for member in group.members
-        if summary and member.image_id != group.representative and member.cosine >= summary.threshold - TOLERANCE
-    }
+    groups = read_groups(session.root.derived, summary)
+    if summary is None or groups is None:
+        return {}
+    return {member.image_id: representative for member, representative in duplicates_in(groups, summary.threshold)}

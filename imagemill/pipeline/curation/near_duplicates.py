@@ -344,10 +344,16 @@ def reported_images(derived: Path, settings: NearDuplicateSettings) -> Mapping[s
     return None if groups is None else _excluded(groups, settings)
 
 
+def duplicates_in(groups: Iterable[Group], threshold: float) -> Iterator[tuple[Member, str]]:
+    """Yield the members that are near duplicates of their representative, with its id."""
+    for group in groups:
+        for member in group.members:
+            if member.image_id != group.representative and member.cosine >= threshold - TOLERANCE:
+                yield member, group.representative
+
+
 def _excluded(groups: Iterable[Group], settings: NearDuplicateSettings) -> dict[str, str]:
     return {
-        member.image_id: f"cosine {member.cosine:.4f} to {group.representative}, which represents it"
-        for group in groups
-        for member in group.members
-        if member.image_id != group.representative and member.cosine >= settings.threshold - TOLERANCE
+        member.image_id: f"cosine {member.cosine:.4f} to {representative}, which represents it"
+        for member, representative in duplicates_in(groups, settings.threshold)
     }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from imagemill.domain.buckets import use_of_crop, use_of_window
+from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT, use_of_crop, use_of_window
 from imagemill.domain.stage2_records import repeats_of
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import IndexLine
@@ -112,8 +112,6 @@ def crop_statistics(samples: Iterable[IndexLine], bucket: str, size: str) -> dic
     }
 
 
-# With latents of the images' own size, below this coverage or above this enlargement, `size: bucket` serves training better.
-LEAST_COVERAGE, MOST_ENLARGEMENT = 0.8, 1.2
 POOR_USE = (
     "at the bucket's size, training would see a small part of the pictures, or enlarged latents; "
     "set encoders.vae_latents.size: bucket in imagemill.yaml, then `imagemill stage2 --regenerate vae`"

@@ -34,7 +34,7 @@ from imagemill.formats.jsonl import (
 )
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
-from imagemill.store.ledger import fingerprint_texts
+from imagemill.store.ledger import Ledger, fingerprint_texts
 
 # Most characters of a refused id in messages.
 _SHOWN = 80
@@ -76,6 +76,11 @@ class Recorded:
             {i: text for i, text in texts.items() if i not in ids} for texts in (self.captions, self.several)
         )
         return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several)
+
+
+def known_images(ledger: Ledger, recorded: Recorded) -> set[str]:
+    """Return the ids of all images that were ever opened, withdrawn or recorded."""
+    return {*ledger.ids("sources"), *ledger.ids("withdrawn"), *recorded.lines}
 
 
 def unfinished(jsonl: Path) -> Path:

@@ -95,8 +95,8 @@ class Discovery:
         return [problem for problem in self.problems if problem.outcome == "failed"]
 
 
-def discover(root: Path, mission: str) -> Discovery:
-    """List one mission; no image is opened.
+def mission_folder(root: Path, mission: str) -> Path:
+    """Return the folder of a mission.
 
     Raises:
         WrongUsage: if no folder can have that name.
@@ -109,6 +109,12 @@ def discover(root: Path, mission: str) -> Discovery:
     folder = root / mission
     if not folder.is_dir():
         raise _no_mission(root, mission)
+    return folder
+
+
+def discover(root: Path, mission: str) -> Discovery:
+    """List one mission; no image is opened. Raises as `mission_folder`."""
+    folder = mission_folder(root, mission)
     found = Discovery(mission, folder)
     names = {label_folder: label for label, label_folder in LABEL_FOLDERS.items()}
     for entry in _entries(folder):

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from imagemill.domain.filters import FILTERS, LEAST_COVERAGE, MOST_ENLARGEMENT
+from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
+from imagemill.domain.filters import FILTERS
 from imagemill.store.ledger.database import IN_MEMORY, Database
 from imagemill.store.ledger.table import Codec, Table
 

@@ -9,22 +9,15 @@ from imagemill.store.ledger.database import Database
 from imagemill.store.ledger.table import Table
 
 
-class Withdrawal(msgspec.Struct, frozen=True):
-    """One withdrawn image. `at`: UTC, ISO 8601."""
+class Decision(msgspec.Struct, frozen=True):
+    """One image that was withdrawn or marked. `at`: UTC, ISO 8601."""
 
     image_id: str
     at: str
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """One marked image. `at`: UTC, ISO 8601."""
-
-    image_id: str
-    at: str
-
-
-WITHDRAWN = Table("withdrawn", Withdrawal)
-MARKS = Table("marks", Mark)
+WITHDRAWN = Table("withdrawn", Decision)
+MARKS = Table("marks", Decision)
 
 
 class Withdrawals(Database):
@@ -43,7 +36,7 @@ class Withdrawals(Database):
 
     def record_withdrawals(self, withdrawn: dict[str, str]) -> None:
         """Insert or replace withdrawals with their times."""
-        self._insert(WITHDRAWN, (Withdrawal(image_id, at) for image_id, at in withdrawn.items()))
+        self._insert(WITHDRAWN, (Decision(image_id, at) for image_id, at in withdrawn.items()))
 
     def restore(self, ids: Iterable[str]) -> None:
         """Delete the withdrawals of these images."""
