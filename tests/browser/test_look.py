@@ -16,7 +16,7 @@ from PIL import Image
 from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.curation.near_duplicates import Group, Member
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import SEARCH_PATH, imagemill, photos, start
+from tests.helpers.product import SEARCH_PATH, photos, product, start
 from tests.helpers.situations import write_groups
 from tests.helpers.ui import CHROMIUM, STUBBED, free_port, wait_until, watched_page
 
@@ -41,12 +41,6 @@ def photograph(path, size, caption=None):
     Image.fromarray(pixels).save(path)
     if caption is not None:
         path.with_suffix(".txt").write_text(caption)
-
-
-def product(root, *arguments):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,7 @@ import pytest
 
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.tar import read_shard
-from tests.helpers.product import imagemill, photos, snapshot
-
-
-def product(root, *arguments, code=0):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+from tests.helpers.product import photos, product, snapshot
 
 
 @pytest.fixture(scope="module")

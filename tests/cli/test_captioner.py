@@ -12,13 +12,7 @@ from imagemill.pipeline.session import open_session
 from imagemill.store.ledger import Ledger
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
-from tests.helpers.product import imagemill, photos, start
-
-
-def product(root, *arguments, code=0, stub=True, **environment):
-    done = imagemill(*arguments, "--data-root", root.path, stub=stub, **environment)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+from tests.helpers.product import photos, product, start
 
 
 def configure(root, **captioner):

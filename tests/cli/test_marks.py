@@ -12,13 +12,7 @@ from PIL import Image
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.domain.layout import DataRoot
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import command, imagemill, photos
-
-
-def product(root, *arguments, code=0, **environment):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True, **environment)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+from tests.helpers.product import command, photos, product
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,9 @@ import pytest
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import imagemill, photos, snapshot
+from tests.helpers.product import imagemill, photos, product, snapshot
 
 KINDS = [spec.kind for spec in embedding_specs()]
-
-
-def product(root, *arguments, code=0):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def use_model(root, kind, model):

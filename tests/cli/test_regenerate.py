@@ -16,13 +16,7 @@ from imagemill.pipeline.stage2.merge import STAGE1
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import NAME
-from tests.helpers.product import imagemill, photos, snapshot, start
-
-
-def product(root, *arguments, code=0, **options):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True, **options)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+from tests.helpers.product import photos, product, snapshot, start
 
 
 def made_files(root):

@@ -33,6 +33,13 @@ def _forks():
     return Forks(_environment({}), PROJECT)
 
 
+def product(root, *arguments, code=0, stub=True, **environment):
+    """Run a command on a data root, and check its exit code; return standard output and error."""
+    done = imagemill(*arguments, "--data-root", root.path, stub=stub, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def start(*arguments, stub=True, **environment):
     """Start a command in a process group of its own."""
     return subprocess.Popen(

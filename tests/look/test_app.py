@@ -17,24 +17,17 @@ from starlette.testclient import TestClient
 from imagemill.domain.filters import FILTERS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.look.app import make_app
 from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
-from imagemill.look.viewer import Viewer
 from imagemill.store.ledger import Ledger
 from imagemill.web_guard import WebGuard
-from tests.helpers.product import command, imagemill, photos, snapshot
+from tests.helpers.look import page, viewing
+from tests.helpers.product import command, photos, product, snapshot
 
 HOSTILE = [
     "<script>alert(1)<-script>", "![](http:--evil.example-x.png)", "%2F..%2F", "a#b?c&d=e", "\"quoted' name\"",
     "\u202ertl\u202c", "ü 中",
 ]  # fmt: skip
-
-
-def product(root, *arguments, code=0):
-    done = imagemill(*arguments, "--data-root", root.path, stub=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +56,8 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def client(root):
-    viewer = Viewer(root.path)
-    app = make_app(viewer, command=command(stub=True))
-    yield TestClient(WebGuard(app), base_url="http://127.0.0.1:3100")
-    viewer.close()
-
-
-def page(client, path):
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.text
+    with viewing(root, command=command(stub=True)) as client:
+        yield client
 
 
 def token(client):
@@ -216,31 +201,25 @@ def ended(client):
 
 
 def test_read_only_viewer_changes_nothing_and_shows_the_command(root):
-    viewer = Viewer(root.path, read_only=True)
-    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
-    with Ledger(root.ledger) as ledger:
+    with Ledger(root.ledger) as ledger, viewing(root, read_only=True) as client:
         ledger.mark(["photo0000"])
-    assert "imagemill withdraw --marked" in page(client, "/marked")
-    assert 'content=""' in page(client, "/")
-    assert client.post("/marks", data={"token": "", "item": "photo0000", "on": "0"}).status_code == 403
-    with Ledger(root.ledger) as ledger:
+        assert "imagemill withdraw --marked" in page(client, "/marked")
+        assert 'content=""' in page(client, "/")
+        assert client.post("/marks", data={"token": "", "item": "photo0000", "on": "0"}).status_code == 403
         assert list(ledger.marks()) == ["photo0000"]
         ledger.unmark(["photo0000"])
-    viewer.close()
 
 
 def test_url_token_is_exchanged_for_a_cookie(root):
-    viewer = Viewer(root.path)
-    client = TestClient(WebGuard(make_app(viewer, url_token="secret")), base_url="http://127.0.0.1:3100")
-    assert client.get("/").status_code == 403
-    assert client.get("/thumb?id=photo0000").status_code == 403
-    assert client.get("/?token=other").status_code == 403
-    assert client.post("/marks", data={"token": "secret"}).status_code == 403
-    answer = client.get("/images?token=secret&text=a", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/images?text=a")
-    assert "httponly" in answer.headers["set-cookie"].lower()
-    assert client.get("/").status_code == 200
-    viewer.close()
+    with viewing(root, url_token="secret") as client:
+        assert client.get("/").status_code == 403
+        assert client.get("/thumb?id=photo0000").status_code == 403
+        assert client.get("/?token=other").status_code == 403
+        assert client.post("/marks", data={"token": "secret"}).status_code == 403
+        answer = client.get("/images?token=secret&text=a", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/images?text=a")
+        assert "httponly" in answer.headers["set-cookie"].lower()
+        assert client.get("/").status_code == 200
 
 
 def test_viewers_in_front_of_another_application(root):
@@ -300,16 +279,14 @@ def test_only_images_have_a_button_to_mark_them(client):
 
 def test_many_marked_images_are_withdrawn_together_and_the_first_are_shown(root, monkeypatch):
     monkeypatch.setattr("imagemill.look.app.PAGE_SIZE", 2)
-    viewer = Viewer(root.path)
-    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
-    with Ledger(root.ledger) as ledger:
-        ledger.mark(["photo0000", "photo0008", "photo0009"])
-        text = page(client, "/marked")
-        ledger.unmark(ledger.marks())
-    assert text.count('<li class="card') == 2
-    assert text.count('name="item"') == 3
-    assert '<a href="images?show=marked">all 3</a>' in text
-    viewer.close()
+    with viewing(root) as client:
+        with Ledger(root.ledger) as ledger:
+            ledger.mark(["photo0000", "photo0008", "photo0009"])
+            text = page(client, "/marked")
+            ledger.unmark(ledger.marks())
+        assert text.count('<li class="card') == 2
+        assert text.count('name="item"') == 3
+        assert '<a href="images?show=marked">all 3</a>' in text
 
 
 def test_photograph_that_was_removed_a_moment_ago_has_a_page_without_a_picture(client, root):

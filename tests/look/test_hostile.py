@@ -12,14 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from starlette.testclient import TestClient
 
 from imagemill.domain.layout import DataRoot
-from imagemill.look.app import make_app
 from imagemill.look.links import MOST_CHARACTERS, escaped, image_note, page_note
-from imagemill.look.viewer import Viewer
 from imagemill.store.ledger import Ledger
-from imagemill.web_guard import WebGuard
+from tests.helpers.look import viewing
 from tests.helpers.product import imagemill
 
 PARTS = [
@@ -51,27 +48,25 @@ def test_every_link_opens_its_image_and_no_text_is_markup(root):
     with Ledger(root.ledger, read_only=True) as ledger:
         sources = ledger.sources()
     assert len(sources) == COUNT
-    viewer = Viewer(root.path)
-    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
-    seen = set()
-    for number in (1, 2):
-        text = client.get(f"/images?page={number}").text
-        assert "<script>alert" not in text
-        assert "<img src=x" not in text
-        for link in set(re.findall(r'href="(image\?id=[^"]+)"', text)):
-            address = html.unescape(link)
-            image_id = parse_qs(urlsplit(address).query)["id"][0]
-            shown = client.get(f"/{address}")
-            assert shown.status_code == 200
-            assert (
-                f"<bdi>{html.escape(image_id).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</bdi>"
-                in shown.text
-            )
-            assert "<script>alert" not in shown.text
-            picture = client.get(f"/{address.replace('image?', 'thumb?', 1)}")
-            assert picture.headers["content-type"] == "image/jpeg"
-            seen.add(image_id)
-    viewer.close()
+    with viewing(root) as client:
+        seen = set()
+        for number in (1, 2):
+            text = client.get(f"/images?page={number}").text
+            assert "<script>alert" not in text
+            assert "<img src=x" not in text
+            for link in set(re.findall(r'href="(image\?id=[^"]+)"', text)):
+                address = html.unescape(link)
+                image_id = parse_qs(urlsplit(address).query)["id"][0]
+                shown = client.get(f"/{address}")
+                assert shown.status_code == 200
+                assert (
+                    f"<bdi>{html.escape(image_id).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</bdi>"
+                    in shown.text
+                )
+                assert "<script>alert" not in shown.text
+                picture = client.get(f"/{address.replace('image?', 'thumb?', 1)}")
+                assert picture.headers["content-type"] == "image/jpeg"
+                seen.add(image_id)
     assert seen == sources.keys()
 
 

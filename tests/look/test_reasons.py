@@ -13,13 +13,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
 from imagemill.domain.embedding_specs import VAE
 from imagemill.domain.layout import DataRoot
-from imagemill.look.app import make_app
-from imagemill.look.viewer import Viewer
-from imagemill.web_guard import WebGuard
+from tests.helpers.look import viewing
 from tests.helpers.product import imagemill, photos
 from tests.inputs.test_remedies import CASES, NEW
 
@@ -61,17 +58,15 @@ def root(tmp_path_factory):
 def test_each_number_is_that_of_its_filter_of_status_and_of_problems(root):
     status = json.loads(product(root, "status", "--fresh", "--json"))
     problems = [p for p in json.loads(product(root, "problems", "--json")) if p["item"] != "photo0006"]
-    viewer = Viewer(root.path)
-    client = TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
-    text = client.get("/").text
-    shown = {}
-    for query, count in re.findall(r'href="images\?([^"]+)">([\d,]+)</a>', text):
-        number = int(count.replace(",", ""))
-        shown[html.unescape(query)] = number
-        page = client.get(f"/images?{html.unescape(query)}").text
-        assert int(re.search(r'<p class="count">([\d,]+) input', page)[1].replace(",", "")) == number, query
-        assert page.count('class="card') == min(number, 100)
-    viewer.close()
+    with viewing(root) as client:
+        text = client.get("/").text
+        shown = {}
+        for query, count in re.findall(r'href="images\?([^"]+)">([\d,]+)</a>', text):
+            number = int(count.replace(",", ""))
+            shown[html.unescape(query)] = number
+            page = client.get(f"/images?{html.unescape(query)}").text
+            assert int(re.search(r'<p class="count">([\d,]+) input', page)[1].replace(",", "")) == number, query
+            assert page.count('class="card') == min(number, 100)
 
     reasons = Counter(problem["reason"] for problem in problems)
     assert {name.partition("=")[2]: n for name, n in status["filters"].items() if name.startswith("reason=")} == reasons

@@ -6,16 +6,13 @@ import re
 
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
 from imagemill.domain.layout import DataRoot
 from imagemill.look import records
-from imagemill.look.app import make_app
-from imagemill.look.viewer import Viewer
 from imagemill.pipeline.stage_a.missions import LABEL_FOLDERS
 from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.store.public_data import MANIFEST
-from imagemill.web_guard import WebGuard
+from tests.helpers.look import page, viewing
 from tests.helpers.product import photos
 
 GROUP = "QC-TEMP-20250118-0015956"
@@ -50,15 +47,8 @@ def root(tmp_path):
 
 @pytest.fixture
 def client(root):
-    viewer = Viewer(root.path)
-    yield TestClient(WebGuard(make_app(viewer)), base_url="http://127.0.0.1:3100")
-    viewer.close()
-
-
-def page(client, path):
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.text
+    with viewing(root) as client:
+        yield client
 
 
 def test_presets_and_missions_are_listed(client):
