@@ -65,7 +65,7 @@ ui: setup ## the Dagster UI on the history of DATA_ROOT (default data)
 	$(BIN)/imagemill ui --data-root "$${DATA_ROOT:-data}"
 
 test: setup ## every test but the slow ones and the soak trials; skips are listed with their reasons at the end
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "$$TEST_MARKS"
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --timeout 900 -m "$$TEST_MARKS"
 
 # Tests of code that uses private names of Dagster: about three minutes for each release.
 DAGSTER_TESTS := tests/dagster_project/internals tests/resources/dagster_internals tests/checks \
