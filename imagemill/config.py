@@ -33,6 +33,7 @@ from imagemill.domain.inputs import (
 )
 from imagemill.domain.layout import DataRoot, shares_history
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
+from imagemill.fs.blobs import StorageSettings
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.kinds import KindEntry, chosen_specs
 from imagemill.text.safe_yaml import read_yaml
@@ -211,6 +212,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         captioner: captioner of images that have no caption; off by default.
         limits: largest share of the images of `approved/`, from 0 to 1, by filter of the viewer, such as `refused: 0.01`. The
             check `within_limits` warns of each that is exceeded.
+        object_storage: how object storage is reached.
+        push: URL, `s3://bucket/prefix`, to which the asset `published_shards` publishes the shards after packing; if unset, there
+            is no such asset.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
     """
 
@@ -236,6 +240,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     summarizer: SummarizerSettings = SummarizerSettings()
     captioner: CaptionerSettings = CaptionerSettings()
     limits: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
+    object_storage: StorageSettings = StorageSettings()
+    push: str | None = None
     licence: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
