@@ -212,7 +212,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         captioner: captioner of images that have no caption; off by default.
         limits: largest share of the images of `approved/`, from 0 to 1, by filter of the viewer, such as `refused: 0.01`. The
             check `within_limits` warns of each that is exceeded.
-        object_storage: how object storage is reached.
+        object_storage: address, credentials and habits of object storage.
         push: URL, `s3://bucket/prefix`, to which the asset `published_shards` publishes the shards after packing; if unset, there
             is no such asset.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.

@@ -20,7 +20,7 @@ from imagemill.fs.location import Location
 
 
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How object storage is reached.
+    """Address, credentials and habits of object storage.
 
     Attributes:
         endpoint: URL of the server; if unset, $AWS_ENDPOINT_URL, else Amazon's.
@@ -29,7 +29,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         credentials: `environment` takes those of AWS_ACCESS_KEY_ID and its companions; `profile` those of a profile;
             `instance` those of the virtual machine.
         allow_http: whether a server without TLS is used.
-        single_writer: whether to write to a store that ignores conditions, because nobody else writes to it.
+        single_writer: whether to write to a store that ignores conditions: this data root must be its only writer.
         keep_days: days for which a replaced version stays readable.
         sensor_minutes: minutes between two looks of a sensor at a bucket.
     """
@@ -107,7 +107,7 @@ class Blobs(Protocol):
         ...
 
     def put(self, key: str, data: bytes | Path) -> str:
-        """Write an object, whatever there was; return its tag.
+        """Write an object, or replace the present one; return its tag.
 
         Large files are sent in parts; an interrupted call leaves no object.
         """

@@ -116,7 +116,7 @@ class Objects:
             raise _converted(error, self.location / key if key else self.location, self.settings) from None
 
     def check(self, key: str) -> Blob | None:
-        """Return the state of an object, None if there is none, within 10 seconds.
+        """Return the state of an object, within 10 seconds; None if it does not exist.
 
         Raises:
             StoreFailed: if the store cannot be used.
@@ -156,7 +156,7 @@ class Objects:
         return _repeated(READS, AnswerLost, lambda: self._do(key, read))
 
     def put(self, key: str, data: bytes | Path) -> str:
-        """Write an object, whatever there was; return its tag.
+        """Write an object, or replace the present one; return its tag.
 
         Large files are sent in parts; an interrupted call leaves no object.
         """
@@ -273,7 +273,7 @@ _BY_CODE = {
     "SlowDown": ("the server is overloaded", "run the same command again later; finished work is kept"),
     "NotImplemented": (
         "the server does not support a request",
-        "for a store without conditions that nobody else writes to, set object_storage.single_writer: true",
+        "if this data root is the only writer there, set object_storage.single_writer: true",
     ),
 }  # fmt: skip
 _CODE = re.compile(r"<Code>\s*([A-Za-z0-9]+)\s*</Code>")

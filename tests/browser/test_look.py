@@ -239,6 +239,13 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
+def follow(page, key):
+    """Press a key that opens another page, and release it there: the browser may never confirm a key while it changes pages."""
+    with page.expect_navigation():
+        page.keyboard.down(key)
+    page.keyboard.up(key)
+
+
 def focused(page):
     return page.evaluate("document.activeElement.closest('.card')?.dataset.item")
 
@@ -248,7 +255,7 @@ def press_link(page, role, name):
     wanted = page.get_by_role(role, name=name).first
     for _ in range(80):
         if wanted.evaluate("element => element === document.activeElement"):
-            page.keyboard.press("Enter")
+            follow(page, "Enter")
             return
         page.keyboard.press("Tab")
     raise AssertionError(f"{name} is not reached with Tab")
@@ -265,14 +272,14 @@ def test_images_are_marked_withdrawn_and_restored_by_keyboard_alone(page, base, 
     page.get_by_text("3 marked").wait_for()
     assert third in marks(root)
 
-    press(page, "Enter")
-    page.wait_for_url("**/image?*")
+    follow(page, "Enter")
+    assert "/image?" in page.url
     opened = page.locator("article").get_attribute("data-item")
     press(page, "x")
     page.get_by_text("2 marked").wait_for()
     assert opened not in marks(root)
-    press(page, "Escape")
-    page.wait_for_url("**/images?*")
+    follow(page, "Escape")
+    assert "/images?" in page.url
     assert focused(page) == opened
 
     press_link(page, "button", "Mark all")
@@ -307,16 +314,18 @@ def test_range_marks_only_what_can_be_marked(page, base, root):
     assert focused(page) == "broken"
     press(page, "x")
     page.get_by_text("it cannot be marked").wait_for()
-    press(page, "ArrowRight", "x", "ArrowLeft", "Shift+X")
+    press(page, "ArrowRight", "x")
     page.get_by_text("1 marked").wait_for()
+    press(page, "ArrowLeft", "Shift+X")
+    page.get_by_text("it cannot be marked").wait_for()
     assert marks(root) == {"photo0001"}
 
 
 @pytest.mark.parametrize("path", ["", "changes", "marked", "image?id=broken", "presets", "task"])
 def test_keys_do_nothing_where_there_is_nothing_to_do(page, base, root, path):
     page.goto(base + path)
-    press(page, "x", "Shift+X", "ArrowLeft", "ArrowDown")
-    assert page.url == base + path or "image?id=" in page.url
+    press(page, "x", "Shift+X", "ArrowDown", "ArrowUp")
+    assert page.url == base + path
     assert marks(root) == set()
 
 
@@ -325,9 +334,7 @@ def test_neighbours_end_at_the_ends_of_the_filter(page, base):
     assert page.locator("[rel=next], [rel=prev]").count() > 0
     for key, gone in (("ArrowLeft", "prev"), ("ArrowRight", "next")):
         while page.locator(f"[rel={gone}]").count():
-            before = page.url
-            press(page, key)
-            page.wait_for_url(lambda url, before=before: url != before)
+            follow(page, key)
         before = page.url
         press(page, key)
         assert page.url == before

@@ -3,13 +3,14 @@
 import os
 import pickle
 import random
+import sys
 import time
 
 import pytest
 
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.fs import objects
-from imagemill.fs.blobs import Changed, Exists, Missing, StorageSettings, StoreFailed
+from imagemill.fs.blobs import AnswerLost, Changed, Exists, Missing, StorageSettings, StoreFailed
 from imagemill.fs.location import Location
 from imagemill.fs.objects import Objects
 from tests.helpers.s3 import SECRET, Answer, Cut, Dropped, fault_proxy, s3_server
@@ -160,7 +161,7 @@ def test_failure_is_one_sentence_within_ten_seconds(store, proxy, status, code, 
         (StorageSettings(endpoint="http://127.0.0.1:9", allow_http=True), "cannot connect to the server"),
         (StorageSettings(endpoint="https://127.0.0.1:9"), "cannot connect to the server"),
         (StorageSettings(endpoint="http://127.0.0.1:9"), "a server without TLS is not used"),
-        (StorageSettings(credentials="profile", profile="nobody"), "the profile cannot be used"),
+        (StorageSettings(credentials="profile", profile="unknown"), "the profile cannot be used"),
     ],
 )
 def test_server_that_cannot_be_used(proxy, settings, what):
@@ -168,6 +169,46 @@ def test_server_that_cannot_be_used(proxy, settings, what):
         Objects(Location("s3", "bucket"), settings).check("current.json")
 
     assert caught.value.what == what
+
+
+def test_answers_that_stay_broken_are_a_failure(store, proxy, monkeypatch):
+    store.put("a", bytes(100_000))
+    proxy.fault = lambda _: Cut()
+    monkeypatch.setattr(objects, "READS", 1)
+
+    with pytest.raises(AnswerLost) as caught:
+        store.read("a")
+
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_profile_without_credentials(proxy, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text("[profile empty]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    with pytest.raises(StoreFailed, match="the profile has no credentials"):
+        Objects(Location("s3", "bucket"), StorageSettings(credentials="profile", profile="empty")).check("a")
+
+
+def test_credentials_of_a_profile_are_used(proxy, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "credentials").write_text("[trainer]\naws_access_key_id = of-a-profile\naws_secret_access_key = x\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    settings = StorageSettings(credentials="profile", profile="trainer", allow_http=True)
+
+    Objects(Location("s3", "bucket"), settings).put("of-a-profile", b"1")
+
+    assert "Credential=of-a-profile/" in proxy.requests[0].headers["authorization"]
+
+
+def test_without_botocore_there_is_no_profile(proxy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+
+    with pytest.raises(WrongUsage, match="need the package botocore"):
+        Objects(Location("s3", "bucket"), StorageSettings(credentials="profile")).check("a")
 
 
 def test_without_credentials_nothing_is_asked(proxy, monkeypatch):
@@ -180,7 +221,7 @@ def test_without_credentials_nothing_is_asked(proxy, monkeypatch):
 
 
 def test_without_the_package_there_is_one_sentence(proxy, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
 
     with pytest.raises(WrongUsage) as caught:
         Objects(Location("s3", "bucket"), SETTINGS)
