@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Container, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 
 import dagster as dg
 import msgspec
@@ -101,6 +102,7 @@ class _Cursor(msgspec.Struct, frozen=True):
         images: the number of images in that state.
         after: the last image that the last tick planned, if it did not plan all.
         state: the state in which all images up to that one were planned, if none of them waits.
+        looked: when object storage was last listed, in seconds since 1970.
     """
 
     published: str | None = None
@@ -108,6 +110,7 @@ class _Cursor(msgspec.Struct, frozen=True):
     images: int = 0
     after: str | None = None
     state: str | None = None
+    looked: float = 0.0
 
     @classmethod
     def read(cls, text: str | None) -> "_Cursor":
@@ -159,6 +162,15 @@ def _embed(
     """Request runs for images without a partition, or, if every image has one, for those with work."""
     end = time.monotonic() + TICK_SECONDS
     session = data_root.session
+    if not isinstance(session.root.approved, Path):
+        minutes = session.config.object_storage.sensor_minutes
+        if cursor.after is None and time.time() < cursor.looked + 60 * minutes:
+            yield dg.SkipReason(
+                f"{session.root.approved} is listed every {minutes:g} minutes (object_storage.sensor_minutes)"
+            )
+            return
+        cursor = msgspec.structs.replace(cursor, looked=time.time())
+        context.update_cursor(cursor.text)
     looked = session.look()
     state = idle_state(session, looked)
     if state == cursor.idle:
@@ -218,7 +230,9 @@ def _embed_registered(
     after = ids[planned - 1] if planned < len(ids) else None
     settled = state if is_clean else None
     context.update_cursor(
-        _Cursor(cursor.published, None if after else settled, scan.seen, after, settled if after else None).text
+        msgspec.structs.replace(
+            cursor, idle=None if after else settled, images=scan.seen, after=after, state=settled if after else None
+        ).text
     )
     if wanted:
         yield from _requests(context, ledger, scan, wanted)

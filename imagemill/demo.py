@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("data_root", nargs="?", help="data root (default: $IMAGEMILL_DATA_ROOT, else data)")
     root = DataRoot.resolve(parser.parse_args(argv).data_root)
     try:
-        photographs = write_demo(root.approved)
+        photographs = write_demo(root.path / "approved")
     except ForeignFolder as note:
         print(note)
         return 0

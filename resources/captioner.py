@@ -16,6 +16,7 @@ from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.encoders.prompts import caption_prompt
 from imagemill.encoders.recipes import make_captioner
+from imagemill.fs.folders import reads_ahead
 from imagemill.inputs.scan import Scan
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.stage2.caption import CaptionJob, caption_jobs
@@ -82,7 +83,7 @@ class CaptionerResource(dg.ConfigurableResource):
             "approved": root.approved,
             "captioner": partial(make_captioner, settings, prompt, config.model_threads, root.preview_models),
             "images_per_call": settings.batch_size,
-            "decode_threads": config.decoders,
+            "decode_threads": reads_ahead(root.approved, config.decoders),
             "decode_ahead_pixels": config.decode_ahead_pixels,
             "color": self.data_root.session.inputs.color,
         }

@@ -12,6 +12,7 @@ from pydantic import Field
 from imagemill.domain.embedding_specs import T5, EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.formats.npy import NpyStore
+from imagemill.fs.folders import reads_ahead
 from imagemill.fs.owners import owner_name
 from imagemill.models import Encoder
 from imagemill.pipeline.stage2.image_metadata import Masks
@@ -65,7 +66,7 @@ class Encoders(dg.ConfigurableResource):
             "empty_captions": root.empty_captions,
             "settings": settings,
             "threads": config.model_threads,
-            "decode_threads": config.decoders,
+            "decode_threads": reads_ahead(root.approved, config.decoders),
             "write_threads": config.write_threads,
             "pixels": PixelRule.read(ledger),
             "decode_ahead_pixels": config.decode_ahead_pixels,

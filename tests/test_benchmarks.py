@@ -22,6 +22,7 @@ SMALL = {
     "look": ["--images", "2", "--small", "2", "--rounds", "1"],
     "look_pages": ["--images", "8"],
     "migration": ["--records", "20"],
+    "object_listing": ["--keys", "3000"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
     "reading": [
         "--samples", "16", "--sample-kb", "2", "--tars", "2", "--classes", "4", "--batch-size", "4",

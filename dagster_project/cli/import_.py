@@ -47,19 +47,19 @@ def command(session: Session, archives: tuple[str, ...], max_files: int, max_byt
     """
     root = session.root
     refuse_no_root(root, may_begin=True)
-    _refuse_read_only_images(root)
-    folders = assign_folders([_existing(root, each) for each in archives], session.inputs.exclude)
-    refuse_read_only(root.approved)
-    root.approved.mkdir(parents=True, exist_ok=True)
+    approved = _own_images(root)
+    folders = assign_folders([_existing(approved, each) for each in archives], session.inputs.exclude)
+    refuse_read_only(approved)
+    approved.mkdir(parents=True, exist_ok=True)
     use(root.owners)
-    limits = Limits(max_files, max_bytes or int(shutil.disk_usage(root.approved).free * SHARE_OF_FREE))
+    limits = Limits(max_files, max_bytes or int(shutil.disk_usage(approved).free * SHARE_OF_FREE))
     click.echo(f"imagemill: {root.path}")
     reasons, problems = Counter[str](), list[tuple[Path, MemberProblem]]()
     sizes = [archive.stat().st_size for archive in folders]
     done = 0
     with Progress("import", len(folders), unit="archive", work=sum(sizes), work_unit="B") as progress:
         for archive, folder in folders.items():
-            result = _unpack(root, archive, folder, limits, progress)
+            result = _unpack(root, approved, archive, folder, limits, progress)
             done += 1
             for line in _result_lines(root, archive, folder, result):
                 click.echo(line)
@@ -72,10 +72,10 @@ def command(session: Session, archives: tuple[str, ...], max_files: int, max_byt
     sys.exit(1 if reasons else 0)
 
 
-def _refuse_read_only_images(root: DataRoot) -> None:
-    """Raise WrongUsage if the folder of images is one that imagemill only reads."""
+def _own_images(root: DataRoot) -> Path:
+    """Return the folder of images. Raises WrongUsage if it is one that imagemill only reads."""
     own = root.path / "approved"
-    link = next((each for each in (root.approved, own) if each.is_symlink()), None)
+    link = next((each for each in (root.approved, own) if isinstance(each, Path) and each.is_symlink()), None)
     if root.approved != own or link:
         raise WrongUsage(
             "the folder of images is only read",
@@ -83,12 +83,13 @@ def _refuse_read_only_images(root: DataRoot) -> None:
             why=f"{link} is a link" if link else "imagemill run --approved named it",
             do="unpack the archives there with another program, or import them into another --data-root",
         )
+    return own
 
 
-def _existing(root: DataRoot, given: str) -> Path:
+def _existing(approved: Path, given: str) -> Path:
     """Return the archive at a path, else at that path below `approved/`. Raises MissingInput if neither is a file."""
     path = local_path(given, "TAR")
-    found = next((each for each in (path, root.approved / given) if each.is_file()), None)
+    found = next((each for each in (path, approved / given) if each.is_file()), None)
     if found is None:
         folder = path.is_dir()
         raise MissingInput(
@@ -100,7 +101,7 @@ def _existing(root: DataRoot, given: str) -> Path:
     return Path(os.path.abspath(found))
 
 
-def _unpack(root: DataRoot, archive: Path, folder: str, limits: Limits, progress: Progress) -> Unpacked:
+def _unpack(root: DataRoot, approved: Path, archive: Path, folder: str, limits: Limits, progress: Progress) -> Unpacked:
     read = 0
 
     def advance(position: int) -> None:
@@ -114,7 +115,7 @@ def _unpack(root: DataRoot, archive: Path, folder: str, limits: Limits, progress
         result = Unpacked()
         result.note("", "other_archive", f"{error.what}: {error.why}", str(error.do))
     else:
-        result = unpack(archive, root.approved, folder, limits, advance)
+        result = unpack(archive, approved, folder, limits, advance)
     progress.advance(1, 0)
     return result
 

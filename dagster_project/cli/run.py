@@ -20,7 +20,11 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 
 
 @click.command("run")
-@click.option("--approved", metavar="DIR", help="Folder of the images instead of approved/; only read, and remembered.")
+@click.option(
+    "--approved",
+    metavar="DIR|URL",
+    help="Folder of the images instead of approved/, or s3://bucket/prefix; only read, and remembered.",
+)
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
 @click.option(
     "--accept-renames",

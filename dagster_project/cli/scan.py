@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import click
 import msgspec
@@ -11,11 +10,11 @@ import msgspec
 from dagster_project.cli.options import root_options
 from imagemill.config import config_in_force
 from imagemill.domain.inputs import NEW_INPUTS
-from imagemill.domain.layout import DataRoot, local_path
+from imagemill.domain.layout import DataRoot
 from imagemill.pipeline.colours import colour_lines
 from imagemill.pipeline.folder_report import FolderReport, report_folder
 from imagemill.pipeline.session import open_session
-from imagemill.store.locations import refuse_no_images
+from imagemill.store.locations import images_folder, refuse_no_images
 from imagemill.text.units import counted
 
 SHOWN = 20
@@ -29,8 +28,9 @@ def _command(root: DataRoot, folder: str | None, as_json: bool) -> None:
     """
     threads = os.cpu_count() or 1
     if folder is not None:
-        inputs = config_in_force(root).inputs_in_force(NEW_INPUTS)
-        report = report_folder(local_path(folder, "FOLDER"), inputs, threads=threads, entries=as_json)
+        config = config_in_force(root)
+        images = images_folder(folder, "FOLDER", lambda: config.object_storage)
+        report = report_folder(images, config.inputs_in_force(NEW_INPUTS), threads=threads, entries=as_json)
     else:
         with open_session() as session:
             refuse_no_images(session.root)
@@ -53,7 +53,7 @@ command = click.command("scan", help=_command.__doc__)(
 def report_lines(report: FolderReport) -> Iterator[str]:
     """Yield the report for people."""
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
-    yield f"folder      {Path(report.folder)}"
+    yield f"folder      {report.folder}"
     yield from _labelled("layout", report.layouts)
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
     yield f"captions    {', '.join(_of_source(source, count) for source, count in report.captions.items()) or 'none'}"

@@ -8,6 +8,7 @@ import msgspec
 
 from dagster_project.cli.options import root_options
 from dagster_project.snapshot import names_state, read_snapshot
+from imagemill.fs.folders import is_folder
 from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.pipeline.image_states import read_states
 from imagemill.pipeline.problem_list import renames_line
@@ -35,7 +36,7 @@ def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> 
     if since is not None:
         _print_changes(session, since, as_json=as_json)
         return
-    snapshot = None if fresh or not session.root.approved.is_dir() else read_snapshot(session.root)
+    snapshot = None if fresh or not is_folder(session.root.approved) else read_snapshot(session.root)
     status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
     changed = bool(snapshot and snapshot.names != names_state(session))
     if as_json:

@@ -14,20 +14,18 @@ Spec: docs/spec/conventions.md#locations
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagemill.errors import WrongUsage
+from imagemill.fs.folders import Folder
+from imagemill.fs.location import is_url
 
 ROOT_VARIABLE = "IMAGEMILL_DATA_ROOT"
 HOME_VARIABLE = "DAGSTER_HOME"
 # Of the processes of a service: the root's name in the history, empty for none.
 NAME_VARIABLE = "IMAGEMILL_NAME_IN_HISTORY"
 DEFAULT_ROOT = "data"
-
-# Path() has already turned `s3://bucket` into `s3:/bucket`.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(given: str | os.PathLike[str], option: str) -> Path:
@@ -36,7 +34,7 @@ def local_path(given: str | os.PathLike[str], option: str) -> Path:
     Raises:
         WrongUsage: if it is a URL, which would become a local folder named `s3:`. The message contains `option`.
     """
-    if _URL.match(os.fspath(given)):
+    if is_url(os.fspath(given)):
         raise WrongUsage(
             f"{option}: not a path of this machine: {os.fspath(given)}",
             why="URLs are not supported here",
@@ -50,7 +48,7 @@ class DataRoot:
     """One data root, as an absolute path; the fields ending in `_at` are folders located elsewhere, if any."""
 
     path: Path
-    approved_at: Path | None = None
+    approved_at: Folder | None = None
     derived_at: Path | None = None
     shards_at: Path | None = None
     public_data_at: Path | None = None
@@ -70,7 +68,7 @@ class DataRoot:
         return any(os.path.lexists(self.path / name) for name in names)
 
     @property
-    def approved(self) -> Path:
+    def approved(self) -> Folder:
         """Approved images and their captions; only `imagemill import` writes here."""
         return self.approved_at or self.path / "approved"
 

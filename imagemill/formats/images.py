@@ -6,13 +6,11 @@ Spec: docs/spec/stage2.md#pixels, docs/spec/stage2.md#colour, docs/spec/stage2.m
 
 import io
 import math
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -28,6 +26,7 @@ from imagemill.formats.colour import (
     read_description,
     to_srgb,
 )
+from imagemill.fs.folders import File
 
 # Accepted formats, for any file name. Pillow opens many more, and for some it starts other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -87,7 +86,7 @@ class Decoded(NamedTuple):
     facts: PictureFacts
 
 
-def open_rgb(path: Path, color: ColorSetting = SRGB) -> np.ndarray:
+def open_rgb(path: File, color: ColorSetting = SRGB) -> np.ndarray:
     """Read a file and decode it as `decode_rgb` does. OSErrors propagate; they are not treated as bad input."""
     return decode_rgb(path.read_bytes(), path.name, color)
 
@@ -222,16 +221,15 @@ def _stored_box(box: PixelBox, stored: Size, orientation: int) -> PixelBox:
     return columns[0], rows[0], columns[1], rows[1]
 
 
-def read_facts(path: str | Path) -> PictureFacts:
+def read_facts(path: File) -> PictureFacts:
     """Return the facts of an image file from its header, without decoding pixels.
 
     Raises:
         Refused: as `decode`, but not `hdr_transfer`, whose state the facts contain.
         OSError: if the file cannot be read.
     """
-    name = os.path.basename(path)
-    with open(path, "rb") as file, _refusals(name), _opened_file(file, name) as image:
-        _refuse_size(image.size, name, MIN_SIDE)
+    with path.open("rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
+        _refuse_size(image.size, path.name, MIN_SIDE)
         return _facts(image, file)[1]
 
 
@@ -349,13 +347,13 @@ def heif_is_installed() -> bool:
     return find_spec("pi_heif") is not None
 
 
-def header_size(path: Path) -> tuple[int, int]:
+def header_size(path: File) -> tuple[int, int]:
     """Return (height, width) in pixels after EXIF orientation, read from the file's header without decoding pixels.
 
     The orientation of a PNG that stores it behind its pixels is ignored. Raises the errors of `decode_rgb`, also if the header
     cannot be read, and an OSError if the file cannot be opened.
     """
-    with open(path, "rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
+    with path.open("rb") as file, _refusals(path.name), _opened_file(file, path.name) as image:
         _refuse_size(image.size, path.name, MIN_SIDE)
         width, height = image.size
         # For a TIFF, Pillow returns the upright size itself.

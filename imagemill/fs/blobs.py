@@ -80,6 +80,11 @@ class Blob(NamedTuple):
     modified: datetime
 
     @property
+    def modified_ns(self) -> int:
+        """`modified` in nanoseconds since 1970."""
+        return int(self.modified.timestamp() * 1000) * 1_000_000
+
+    @property
     def signature(self) -> FileSignature:
         """The state as one opaque text, `object:<size>:<etag>`."""
         return FileSignature(f"object:{self.size}:{self.tag}")

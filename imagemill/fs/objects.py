@@ -9,6 +9,7 @@ contain their secret; a repeated conditional write can fail because the first on
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -61,10 +62,8 @@ class Objects:
     """A store of objects at a location, see `Blobs`. Pickled without credentials, which the other process finds itself."""
 
     def __init__(self, location: Location, settings: StorageSettings = StorageSettings()) -> None:  # noqa: B008 - frozen
-        library()
         self.location, self.settings = location, settings
-        if location.scheme == "s3":
-            _refuse_no_credentials(settings)
+        self._listed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.location, self.settings)
@@ -81,21 +80,22 @@ class Objects:
         return self._opened(options, {"max_retries": 3, "retry_timeout": limit})
 
     def _opened(self, options: dict[str, Any], retries: dict[str, Any]) -> Any:
-        from obstore.store import HTTPStore, S3Store
-
+        stores = library().store
         location, settings = self.location, self.settings
+        if location.scheme == "s3":
+            _refuse_no_credentials(settings)
         options["allow_http"] = settings.allow_http or location.scheme == "http"
         if authorities := os.environ.get("AWS_CA_BUNDLE"):
             options["root_certificate"] = Path(authorities).read_bytes()
         kept: dict[str, Any] = {"client_options": options, "retry_config": retries or None}
         if location.scheme != "s3":
-            return HTTPStore.from_url(str(location), **kept)
-        config: dict[str, Any] = {"region": settings.region or os.environ.get("AWS_REGION") or "us-east-1"}
-        if endpoint := settings.endpoint or os.environ.get("AWS_ENDPOINT_URL"):
-            config["endpoint"] = endpoint
+            return stores.HTTPStore.from_url(str(location), **kept)
+        config: dict[str, Any] = {"region": self._region}
+        if self._endpoint:
+            config["endpoint"] = self._endpoint
         if settings.credentials == "profile":
-            kept["credential_provider"] = _profile(settings.profile)
-        return S3Store(location.bucket, prefix=location.prefix or None, config=config, **kept)  # type: ignore[arg-type]  # names of S3Config
+            kept["credential_provider"] = _profile(settings)
+        return stores.S3Store(location.bucket, prefix=location.prefix or None, config=config, **kept)  # type: ignore[arg-type]  # names of S3Config
 
     def _do(self, key: str, action: Callable[[], T]) -> T:
         """Call a function of the library, and convert its errors."""
@@ -126,11 +126,68 @@ class Objects:
         except Missing:
             return None
 
+    def check_listing(self) -> None:
+        """Ask for some of the keys, once for each store.
+
+        Raises:
+            StoreFailed: if the store cannot be used, within 10 seconds.
+        """
+        if not self._listed:
+            with suppress(OddKey):
+                self._do("", lambda: next(library().list(self._checking, None, chunk_size=1), None))
+            self._listed = True
+
+    def _list_all(self, prefix: str, last: str) -> Iterator[list[Blob]]:
+        """Yield the objects after `last`, with any keys."""
+        client = self._client()
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        base = f"{self.location.prefix}/" if self.location.prefix else ""
+        given: dict[str, Any] = {"Bucket": self.location.bucket, "Prefix": f"{base}{prefix}/" if prefix else base}
+        if last:
+            given["StartAfter"] = base + last
+        try:
+            for page in client.get_paginator("list_objects_v2").paginate(**given):
+                yield [
+                    Blob(each["Key"].removeprefix(base), each["Size"], each["ETag"], each["LastModified"])
+                    for each in page.get("Contents", ())
+                ]
+        except (BotoCoreError, ClientError) as error:
+            why = redact(str(error).partition("\n")[0])
+            raise StoreFailed("the objects cannot be listed", where=self.location, why=why, do=_AGAIN) from None
+
     def list(self, prefix: str = "") -> Iterator[list[Blob]]:
-        """Yield the objects whose keys begin with `prefix/`, a thousand at a time, in any order."""
-        pages = self._do(prefix, lambda: library().list(self._store, prefix or None, chunk_size=KEYS_AT_ONCE))
-        while page := self._do(prefix, lambda: next(pages, None)):
-            yield [_blob(meta["path"], meta) for meta in page]
+        """Yield the objects whose keys begin with `prefix/`, a thousand at a time, in any order.
+
+        A key that the library does not accept has it list nothing at all; all keys are then listed in another way, which takes
+        about twenty times as long.
+        """
+        last = ""
+        try:
+            pages = self._do(prefix, lambda: library().list(self._store, prefix or None, chunk_size=KEYS_AT_ONCE))
+            while page := self._do(prefix, lambda: next(pages, None)):
+                last = page[-1]["path"]
+                yield [_blob(meta["path"], meta) for meta in page]
+        except OddKey:
+            yield from self._list_all(prefix, last)
+
+    def _client(self) -> Any:
+        """Return a client of botocore, which accepts every key."""
+        session = _botocore(self.settings)
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        unsigned = {"signature_version": UNSIGNED} if _unsigned() else {}
+        config = Config(s3={"addressing_style": "path"}, **unsigned)
+        return session.create_client("s3", region_name=self._region, endpoint_url=self._endpoint, config=config)
+
+    @property
+    def _region(self) -> str:
+        return self.settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+
+    @property
+    def _endpoint(self) -> str | None:
+        return self.settings.endpoint or os.environ.get("AWS_ENDPOINT_URL")
 
     def head(self, key: str) -> Blob:
         """Return the state of an object. Raises Missing."""
@@ -202,16 +259,18 @@ def _blob(key: str, meta: Any) -> Blob:
 
 def _refuse_no_credentials(settings: StorageSettings) -> None:
     """Raise StoreFailed if no credentials are configured: the library would ask the network of a virtual machine for them."""
-    given = os.environ
-    if settings.credentials != "environment" or given.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1"):
-        return
-    if not any(given.get(name) for name in _CREDENTIALS):
+    if settings.credentials == "environment" and not _unsigned() and not any(map(os.environ.get, _CREDENTIALS)):
         raise StoreFailed(
             "no credentials for object storage",
             why="AWS_ACCESS_KEY_ID is not set",
             do="set it and AWS_SECRET_ACCESS_KEY, or set object_storage.credentials to profile or instance; "
             "AWS_SKIP_SIGNATURE=true reads a public bucket without any",
         )
+
+
+def _unsigned() -> bool:
+    """Return whether requests are not signed: a public bucket."""
+    return os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1")
 
 
 _CREDENTIALS = (
@@ -222,23 +281,32 @@ _CREDENTIALS = (
 )
 
 
-def _profile(name: str | None) -> Any:
-    """Return a provider of the credentials of a profile."""
+def _botocore(settings: StorageSettings) -> Any:
+    """Return botocore's session. Raises WrongUsage if it is not installed, StoreFailed for a profile that does not exist."""
     try:
         import botocore.session
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise WrongUsage(
-            "credentials of a profile need the package botocore",
-            why="it is not installed",
-            do="pip install 'imagemill[s3]', or use object_storage.credentials: environment",
+            "this use of object storage needs the package botocore",
+            why="it is not installed; it reads profiles, and lists keys with unusual characters",
+            do="pip install 'imagemill[s3]'",
         ) from error
+    name = settings.profile if settings.credentials == "profile" else None
+    session = botocore.session.Session(profile=name)
     try:
-        found = botocore.session.Session(profile=name).get_credentials()
+        session.get_scoped_config()
     except BotoCoreError as error:
         raise StoreFailed("the profile cannot be used", where=name, why=str(error), do=_CHECK_PROFILE) from None
+    return session
+
+
+def _profile(settings: StorageSettings) -> Any:
+    """Return a provider of the credentials of a profile."""
+    found = _botocore(settings).get_credentials()
     if found is None:
-        raise StoreFailed("the profile has no credentials", where=name or "default", do=_CHECK_PROFILE)
+        where = settings.profile or "default"
+        raise StoreFailed("the profile has no credentials", where=where, do=_CHECK_PROFILE)
 
     def provide() -> dict[str, Any]:
         frozen = found.get_frozen_credentials()
@@ -255,6 +323,13 @@ def _profile(name: str | None) -> Any:
 _CHECK_PROFILE = "check object_storage.profile and ~/.aws/credentials"
 
 # ---- errors
+
+_AGAIN = "run the same command again; finished work is kept"
+
+
+class OddKey(StoreFailed):
+    """The library refuses a key of a listing, such as one with a part `..`."""
+
 
 # By the code of an answer: what, and what to do.
 _BY_CODE = {
@@ -282,6 +357,10 @@ _BY_TEXT = {
     "BadScheme": (
         "a server without TLS is not used",
         "use https:// in object_storage.endpoint, or set object_storage.allow_http: true",
+    ),
+    "InvalidCertificate": (
+        "the certificate of the server is not trusted",
+        "set AWS_CA_BUNDLE to the file with the certificate of its authority",
     ),
     "redirect without LOCATION": _BY_CODE["PermanentRedirect"],
     "403 Forbidden": _BY_CODE["AccessDenied"],
@@ -312,12 +391,12 @@ def _converted(error: Exception, where: Location, settings: StorageSettings) -> 
     for part, (what, do) in _BY_TEXT.items():
         if part in text:
             return StoreFailed(what, where=where, do=do)
+    if "object with invalid path" in text:
+        return OddKey("a key cannot be used", where=where, why=redact(text.partition("\n")[0]), do="rename the object")
     if _NO_CONNECTION.search(text):
         endpoint = settings.endpoint or os.environ.get("AWS_ENDPOINT_URL") or "the endpoint of the region"
         server = redact(endpoint) if where.scheme == "s3" else where.bucket
         do = "check the network, object_storage.endpoint and AWS_ENDPOINT_URL"
         return StoreFailed("cannot connect to the server", where=where, why=f"{server} does not answer", do=do)
     first = redact(text.partition("\n")[0])
-    return AnswerLost(
-        "the request failed", where=where, why=first, do="run the same command again; finished work is kept"
-    )
+    return AnswerLost("the request failed", where=where, why=first, do=_AGAIN)

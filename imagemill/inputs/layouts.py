@@ -8,16 +8,16 @@ Only `suggest` opens files: tables that may contain captions, at most their firs
 Spec: docs/spec/stage2.md#scan
 """
 
-import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from imagemill.domain.ids import suffix_of
 from imagemill.domain.inputs import AUTO, JOIN, KOHYA, OFF, InputSettings, folder_repeats, folder_words
+from imagemill.fs.fingerprints import signature_bytes
+from imagemill.fs.folders import File, Folder, on_disk, state_of_file
 from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import Columns, MetadataRow, Unreadable, format_of
 from imagemill.inputs.scan import Scan
@@ -89,7 +89,7 @@ def _numbered_folders(paths: Iterable[str]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def suggest(folder: Path, scan: Scan, inputs: InputSettings, captioned: CaptionCounts) -> Settings:
+def suggest(folder: Folder, scan: Scan, inputs: InputSettings, captioned: CaptionCounts) -> Settings:
     """Return settings for imagemill.yaml that would use what the folder contains and `inputs` leave unused."""
     files: dict[str, str | bool] = {}
     texts: dict[str, str | bool] = {}
@@ -107,7 +107,7 @@ def suggest(folder: Path, scan: Scan, inputs: InputSettings, captioned: CaptionC
     return {name: chosen for name, chosen in (("inputs", files), ("captions", texts)) if chosen}
 
 
-def _table_of_captions(folder: Path, scan: Scan, inputs: InputSettings) -> dict[str, str | bool] | None:
+def _table_of_captions(folder: Folder, scan: Scan, inputs: InputSettings) -> dict[str, str | bool] | None:
     """Return the settings of the first table whose rows have captions of the images."""
     index = PathIndex(source.file_name for source in scan.sources.values())
     for problem in scan.problems:
@@ -121,13 +121,14 @@ def _table_of_captions(folder: Path, scan: Scan, inputs: InputSettings) -> dict[
     return None
 
 
-def _first_rows(path: Path, columns: Columns, encoding: str) -> list[MetadataRow]:
-    chosen = format_of(path.name)
+def _first_rows(file: File, columns: Columns, encoding: str) -> list[MetadataRow]:
+    chosen = format_of(file.name)
     try:
-        if chosen is None or os.stat(path).st_size > _MAX_BYTES:
+        if chosen is None or signature_bytes(state_of_file(file)[0]) > _MAX_BYTES:
             return []
-        found = islice(chosen.read_rows(path, columns, encoding), _ROWS)
-        return [row for row in found if isinstance(row, MetadataRow) and row.captions]
+        with on_disk(file) as path:
+            found = islice(chosen.read_rows(path, columns, encoding), _ROWS)
+            return [row for row in found if isinstance(row, MetadataRow) and row.captions]
     except (Unreadable, OSError):
         return []
 

@@ -17,6 +17,9 @@ import msgspec
 
 from imagemill.domain.ids import image_id_of, path_of_id, stem_of, suffix_of
 from imagemill.domain.inputs import FORMATS, InputSettings, folded
+from imagemill.fs.blobs import Blob
+from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.fs.folders import Folder, ObjectFolder
 from imagemill.fs.listing import is_inside
 
 FILE, FOLDER, OTHER, IGNORED = "file", "folder", "other", "ignored"
@@ -38,24 +41,41 @@ _LITTER: Final = frozenset(
 _CACHES: Final = re.compile(r".*\.(npz|safetensors)|[0-9]+\.parquet|[0-9]+_stats\.json", re.DOTALL).fullmatch
 
 
+class Remark(NamedTuple):
+    """Details of an unusual entry.
+
+    Attributes:
+        names: what a folder directly contains.
+        why: of something that is neither file nor folder, or of a folder that cannot be entered: why.
+        do: what to do in that case.
+        reason: code of the problem in that case, if it is a special one.
+    """
+
+    names: tuple[str, ...] = ()
+    why: str = ""
+    do: str = ""
+    reason: str = ""
+
+
+NO_REMARK: Final = Remark()
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One file or folder below the folder of images.
 
     Attributes:
         path: relative to the folder, as on disk, its parts separated by `/`.
         kind: a file, a folder that is not entered, something else (or something that cannot be looked up), or ignored.
-        stat: of a file or folder; of the target of a link.
-        names: what a folder directly contains.
-        why: of something else, or of a folder that cannot be entered: why.
-        do: what to do in that case.
+        signature: of a file or folder; of the target of a link.
+        changed_ns: the later of its modification and change times, in nanoseconds.
+        remark: see `Remark`.
     """
 
     path: str
     kind: Literal["file", "folder", "other", "ignored"]
-    stat: os.stat_result | None = None
-    names: tuple[str, ...] = ()
-    why: str = ""
-    do: str = ""
+    signature: FileSignature | None = None
+    changed_ns: int = 0
+    remark: Remark = NO_REMARK
 
 
 def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
@@ -72,7 +92,7 @@ def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
 
 
 def list_entries(
-    folder: Path,
+    folder: Folder,
     inputs: InputSettings,
     own: Collection[Path] = (),
     *,
@@ -91,17 +111,59 @@ def list_entries(
     Raises:
         OSError: if the folder cannot be listed.
     """
-    found = (each for each in _walk(folder, inputs, own) if wanted is None or wanted(each.path))
-    return sorted(map(_entry, found), key=lambda entry: entry.path)
+    if isinstance(folder, ObjectFolder):
+        entries = (each for each in _entries_of(folder, inputs) if wanted is None or wanted(each.path))
+    else:
+        found = (each for each in _walk(folder, inputs, own) if wanted is None or wanted(each.path))
+        entries = map(_entry, found)
+    return sorted(entries, key=lambda entry: entry.path)
 
 
-def list_paths(folder: Path, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:
+def list_paths(folder: Folder, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:
     """Return the paths of `list_entries` in any order, without looking up files.
 
     Raises:
         OSError: if the folder cannot be listed.
     """
+    if isinstance(folder, ObjectFolder):
+        return [each.path for each in _entries_of(folder, inputs)]
     return [each.path for each in _walk(folder, inputs, own)]
+
+
+def _entries_of(folder: ObjectFolder, inputs: InputSettings) -> Iterator[Entry]:
+    """Yield the entries of a folder in object storage: its keys, read as paths."""
+    folders: dict[str, set[str]] = defaultdict(set)
+    ignored: set[str] = set()
+    entered: set[str] = set()
+    marks: list[Blob] = []
+    changed = 0
+    for blob in folder.list():
+        *parents, name = parts = blob.key.split("/")
+        if not name:
+            continue  # a mark that file managers write for a folder
+        if any(part in ("", ".", "..") for part in parts):
+            yield Entry(blob.key, OTHER, remark=_BAD_KEY)
+            continue
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        entered.update(above[:-1])
+        if (first := next((path for path in above if is_ignored(path, inputs.exclude)), None)) is not None:
+            ignored.add(first)
+        elif parents and not inputs.recursive:
+            folders[parents[0]].add(parts[1])
+        elif not blob.size and "." not in name:
+            marks.append(blob)  # or an empty file without an extension: the library leaves out a `/` at the end
+        else:
+            # Times of objects are whole seconds, and many are equal.
+            changed = changed if changed == blob.modified_ns else blob.modified_ns
+            yield Entry(blob.key, FILE, blob.signature, changed)
+    yield from (Entry(each.key, FILE, each.signature, each.modified_ns) for each in marks if each.key not in entered)
+    yield from (Entry(path, IGNORED) for path in ignored)
+    yield from (
+        Entry(path, FOLDER, FileSignature(""), 0, Remark(tuple(sorted(names)))) for path, names in folders.items()
+    )
+
+
+_BAD_KEY: Final = Remark(why="a key with an empty part, or a part . or ..", do="rename the object", reason="bad_key")
 
 
 class _Found(NamedTuple):
@@ -237,23 +299,28 @@ def is_companion(stem: str, stems: Container[str]) -> bool:
     return base is not None and base in stems
 
 
+def _state(stat: os.stat_result) -> tuple[FileSignature, int]:
+    # Include the change time: a copy that preserves modification times is still being written although it looks old.
+    return file_signature(stat), max(stat.st_mtime_ns, stat.st_ctime_ns)
+
+
 def _entry(found: _Found) -> Entry:
     path, entry = found.path, found.entry
     if found.ignored:
         return Entry(path, IGNORED)
     if found.why:
-        return Entry(path, FOLDER, why=found.why, do=found.do)
+        return Entry(path, FOLDER, remark=Remark(why=found.why, do=found.do))
     try:
         if entry.is_file():
-            return Entry(path, FILE, entry.stat())
+            return Entry(path, FILE, *_state(entry.stat()))
         if entry.is_dir():
             with os.scandir(entry) as inner:
-                return Entry(path, FOLDER, entry.stat(), tuple(each.name for each in inner))
+                return Entry(path, FOLDER, *_state(entry.stat()), Remark(tuple(each.name for each in inner)))
         kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
-        return Entry(path, OTHER, why=kind, do="remove it, or restore the file")
+        return Entry(path, OTHER, remark=Remark(why=kind, do="remove it, or restore the file"))
     except OSError as error:
         if error.errno == errno.ELOOP:
             why, do = "a symlink that leads back to itself", "remove it, or restore the file"
         else:
             why, do = f"cannot be looked up: {error.strerror}", _READABLE
-        return Entry(path, OTHER, why=why, do=do)
+        return Entry(path, OTHER, remark=Remark(why=why, do=do))

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import InputSettings
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
+from imagemill.fs.folders import Folder, on_disk
 from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, format_of
 from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
@@ -36,7 +37,7 @@ _SHOWN: Final = 3
 _ABSOLUTE: Final = re.compile(r"/|[A-Za-z]:/").match
 
 
-def read_metadata(folder: Path, scan: Scan, ledger: Ledger, inputs: InputSettings) -> None:
+def read_metadata(folder: Folder, scan: Scan, ledger: Ledger, inputs: InputSettings) -> None:
     """Record the captions of all metadata files that have to be read, and the problems of these files.
 
     A caption whose row is gone stays, as one of an earlier record.
@@ -147,7 +148,7 @@ class _Reading:
     def __init__(
         self,
         file: MetadataFile,
-        folder: Path,
+        folder: Folder,
         sources: Mapping[str, SourceFile],
         images: Iterable[str],
         keys: Mapping[str, CaptionKey],
@@ -156,7 +157,8 @@ class _Reading:
         self._images = frozenset(images)
         self._ids = {source.file_name: image_id for image_id, source in sources.items()}
         self._index = PathIndex(self._ids)
-        self._roots = tuple(dict.fromkeys((str(folder), os.path.realpath(folder))))
+        real = os.path.realpath(folder) if isinstance(folder, Path) else str(folder)
+        self._roots = tuple(dict.fromkeys((str(folder), real)))
         self._rows: dict[str, CaptionRow] = {}
         self._conflicts: dict[str, bool] = {}
         self.seen: set[str] = set()
@@ -196,7 +198,8 @@ class _Reading:
         if chosen is None:
             raise Unreadable("its format is not known", do="name a file .jsonl, .csv, .parquet or .json")
         columns = Columns(inputs.file_column, inputs.text_column)
-        return chosen.read_rows(self._folder / self._file.path, columns, inputs.encoding)
+        with on_disk(self._folder / self._file.path) as path:
+            yield from chosen.read_rows(path, columns, inputs.encoding)
 
     def _take(self, row: MetadataRow, place: _Place, ledger: Ledger, refused: Collection[str]) -> None:
         if place.bad:

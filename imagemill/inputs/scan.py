@@ -27,7 +27,8 @@ from imagemill.domain.inputs import (
 )
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
-from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, fingerprint
+from imagemill.fs.folders import Folder, is_folder, state_of_file
 from imagemill.fs.listing import is_inside
 from imagemill.inputs.archives import archive_remedy, is_tar
 from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
@@ -142,7 +143,7 @@ class Scan:
 
 
 def scan_approved(
-    folder: Path,
+    folder: Folder,
     inputs: InputSettings = NEW_INPUTS,
     only: Collection[str] | None = None,
     own: Collection[Path] = (),
@@ -194,11 +195,11 @@ class ListedFolder:
         if self._scan is None:
             metadata = {"metadata": (self._named,)} if self._named else {}
             self._scan = replace(classify(self._entries, self._inputs), names=self.names, **metadata)
-            self._entries = []  # what `os.stat` returned takes more memory than the scan
+            self._entries = []
         return self._scan
 
 
-def list_approved(folder: Path, inputs: InputSettings = NEW_INPUTS, own: Collection[Path] = ()) -> ListedFolder:
+def list_approved(folder: Folder, inputs: InputSettings = NEW_INPUTS, own: Collection[Path] = ()) -> ListedFolder:
     """List a folder of approved images as `scan_approved` does, but leave the entries to be classified on first use.
 
     Args:
@@ -222,32 +223,33 @@ def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile
 
 
 def _line_of(entry: Entry) -> str:
-    signature = file_signature(entry.stat) if entry.stat else ""
-    inside = "\0".join((entry.why, *entry.names)) if entry.why or entry.names else ""
+    signature = entry.signature or ""
+    remark = entry.remark
+    inside = "\0".join((remark.why, *remark.names)) if remark.why or remark.names else ""
     return f"{entry.path}\0{entry.kind}\0{signature}\0{inside}"
 
 
-def _refuse_missing(folder: Path) -> None:
-    if not folder.is_dir():
+def _refuse_missing(folder: Folder) -> None:
+    if not is_folder(folder):
         raise MissingInput(
             "no folder of approved images", where=folder, do="put images there, captions beside them as {image_id}.txt"
         )
 
 
-def _with_metadata_below(inputs: InputSettings, folder: Path) -> InputSettings:
+def _with_metadata_below(inputs: InputSettings, folder: Folder) -> InputSettings:
     """Return the settings with the path of a named metadata file below the folder, if it is inside."""
-    if inputs.metadata in (AUTO, OFF):
+    if inputs.metadata in (AUTO, OFF) or not isinstance(folder, Path):
         return inputs
     path = os.path.abspath(folder / inputs.metadata)
     inside = next((each for each in (str(folder), os.path.realpath(folder)) if is_inside(path, each)), None)
     return msgspec.structs.replace(inputs, metadata=path[len(inside) + 1 :] if inside else path)
 
 
-def _named_metadata(folder: Path, path: str) -> MetadataFile | None:
+def _named_metadata(folder: Folder, path: str) -> MetadataFile | None:
     if path in (AUTO, OFF):
         return None
     try:
-        stat = os.stat(folder / path)
+        state = state_of_file(folder / path)
     except OSError as error:
         raise MissingInput(
             "the metadata file cannot be read",
@@ -255,11 +257,7 @@ def _named_metadata(folder: Path, path: str) -> MetadataFile | None:
             why=error.strerror,
             do="restore it, or change captions.metadata in imagemill.yaml",
         ) from error
-    return _metadata_file(path, stat, first=True)
-
-
-def _metadata_file(path: str, stat: os.stat_result, *, first: bool = False) -> MetadataFile:
-    return MetadataFile(path, file_signature(stat), max(stat.st_mtime_ns, stat.st_ctime_ns), first)
+    return MetadataFile(path, *state, first=True)
 
 
 def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Scan:
@@ -325,8 +323,9 @@ class _Folder:
         stem, extension = name.removesuffix(suffix), suffix[1:].lower()
         if entry.kind == IGNORED:
             self._ignored.append(entry.path)
-        elif entry.why:
-            self._refuse(name, "sub_folder" if entry.kind == FOLDER else "not_a_file", entry.why, entry.do)
+        elif why := entry.remark.why:
+            reason = entry.remark.reason or ("sub_folder" if entry.kind == FOLDER else "not_a_file")
+            self._refuse(name, reason, why, entry.remark.do)
         elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
             self._add_metadata(entry)
         elif text := as_text(stem, suffix, self._inputs.sidecars):
@@ -411,8 +410,8 @@ class _Folder:
         """Return the metadata files of the folder by `captions.metadata: auto`, and the paths of those that are used."""
         setting, found = self._inputs.metadata, self._metadata
         if setting == AUTO and len(found) == 1:
-            assert found[0].stat
-            return (_metadata_file(found[0].path, found[0].stat),), (found[0].path,)
+            assert found[0].signature
+            return (MetadataFile(found[0].path, found[0].signature, found[0].changed_ns),), (found[0].path,)
         used: tuple[str, ...] = ()
         for entry in found:
             if entry.path == setting:
@@ -503,8 +502,8 @@ def _unread(extension: str, formats: Collection[str]) -> tuple[str, str] | None:
 
 def _contents(entry: Entry) -> tuple[str, str]:
     """Return what a folder that is not read directly contains, and what to do with it."""
-    images = any(map(is_image, entry.names))
-    captions = any(suffix_of(name)[1:].lower() in _CAPTIONS for name in entry.names)
+    images = any(map(is_image, entry.remark.names))
+    captions = any(suffix_of(name)[1:].lower() in _CAPTIONS for name in entry.remark.names)
     if images or captions:
         what = " and ".join(word for word, found in (("images", images), ("captions", captions)) if found)
         return f"a folder below approved/ that contains {what}", _RECURSIVE
@@ -512,10 +511,8 @@ def _contents(entry: Entry) -> tuple[str, str]:
 
 
 def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
-    stats = [stat for each in (image, *captions) if (stat := each.stat) is not None]
-    # Include the change time: a copy that preserves modification times is still being written although it looks old.
-    changed = max(max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats)
-    signature, *of_captions = map(file_signature, stats)
+    changed = max(each.changed_ns for each in (image, *captions))
+    signature, *of_captions = [each.signature for each in (image, *captions) if each.signature is not None]
     caption = FileSignature(" ".join(of_captions)) if of_captions else None
     return SourceFile(image_id, image.path, signature, caption, changed, tuple(each.path for each in captions))
 

@@ -5,14 +5,15 @@ Spec: docs/spec/stage2.md#caption-sources, docs/spec/stage2.md#caption-text
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import msgspec
 
 from imagemill.domain.inputs import FIRST, JOIN, NEW_INPUTS, InputSettings, Lines, distinct_captions
-from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, fingerprint, signature_bytes
+from imagemill.fs.folders import READS_AHEAD, Folder, ObjectFolder
 from imagemill.inputs.scan import SourceFile
 from imagemill.store.ledger import FROM_METADATA, FROM_SIDECAR, CaptionRow, Ledger, Problem
 from imagemill.text.encodings import BadEncoding, decode_text
@@ -70,7 +71,7 @@ def with_known_mask(row: CaptionRow, known: CaptionRow | None) -> CaptionRow:
 
 
 def read_captions(
-    folder: Path,
+    folder: Folder,
     sources: Iterable[SourceFile],
     known: Mapping[str, CaptionRow],
     inputs: InputSettings = NEW_INPUTS,
@@ -85,14 +86,17 @@ def read_captions(
     """
     rows: list[CaptionRow] = []
     problems: list[Problem] = []
-    for source in sources:
+    unread = (
+        source
+        for source in sources
+        if source.caption is not None
+        and not (
+            (old := known.get(source.image_id)) and (old.stat == source.caption or (after_metadata and _of_row(old)))
+        )
+    )
+    for source, found in _read_sources(folder, unread, inputs):
         old = known.get(source.image_id)
-        if source.caption is None or (old and old.stat == source.caption):
-            continue
-        of_row = old is not None and old.origin == FROM_METADATA
-        if of_row and after_metadata:
-            continue
-        found = read_source(folder, source, inputs)
+        of_row = _of_row(old)
         if isinstance(found, Problem):
             problems.append(found)
         elif found is not None:
@@ -103,17 +107,33 @@ def read_captions(
     return rows, problems
 
 
+def _of_row(caption: CaptionRow | None) -> bool:
+    return caption is not None and caption.origin == FROM_METADATA
+
+
+def _read_sources(
+    folder: Folder, sources: Iterable[SourceFile], inputs: InputSettings
+) -> Iterator[tuple[SourceFile, CaptionRow | Problem | None]]:
+    """Yield images with what `read_source` returns; objects are read many at a time."""
+    if not isinstance(folder, ObjectFolder):
+        yield from ((source, read_source(folder, source, inputs)) for source in sources)
+        return
+    with ThreadPoolExecutor(READS_AHEAD, "captions") as pool:
+        yield from pool.map(lambda source: (source, read_source(folder, source, inputs)), sources)
+
+
 def unusable_sidecars(ledger: Ledger) -> set[str]:
     """Return the images with a caption file that cannot be used, in whose place no lower source is used."""
     return {p.item for p in ledger.problems() if p.asset == SIDECARS and p.reason != BLANK}
 
 
-def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> CaptionRow | Problem | None:
+def read_source(folder: Folder, source: SourceFile, inputs: InputSettings) -> CaptionRow | Problem | None:
     """Return the caption of an image from its files; None if all are blank or have just disappeared."""
     row: CaptionRow | None = None
-    for name in source.captions:
+    assert source.caption is not None  # callers pass images with caption files only
+    for name, signature in zip(source.captions, source.caption.split(" "), strict=True):
         try:
-            found = _read_file(f"{folder}/{name}", source, inputs)
+            found = _read_file(folder, name, FileSignature(signature), source, inputs)
         except FileNotFoundError:
             continue
         if row is None and isinstance(found, Problem):
@@ -128,13 +148,13 @@ def read_source(folder: Path, source: SourceFile, inputs: InputSettings) -> Capt
     return row
 
 
-def _read_file(path: str, source: SourceFile, inputs: InputSettings) -> CaptionText | Problem:
+def _read_file(
+    folder: Folder, path: str, signature: FileSignature, source: SourceFile, inputs: InputSettings
+) -> CaptionText | Problem:
     """Read a caption of at most `MAX_CAPTION_BYTES`. Raises FileNotFoundError if the file has just disappeared."""
     name = path[path.rfind("/") + 1 :]
     try:
-        with open(path, "rb", buffering=0) as file:
-            # A read of the largest size would allocate that much for every caption.
-            data = file.read(min(os.fstat(file.fileno()).st_size, MAX_CAPTION_BYTES) + 1)
+        data = _first_bytes(folder, path, signature)
         if len(data) > MAX_CAPTION_BYTES:
             limit = f"{name} is longer than {MAX_CAPTION_BYTES} bytes"
             return _refused(source, "caption_too_long", limit, "write one line of text")
@@ -153,6 +173,16 @@ def _read_file(path: str, source: SourceFile, inputs: InputSettings) -> CaptionT
         detail = f"{name} contains numbers as in YOLO's labels, no caption"
         return _refused(source, "annotation_not_caption", detail, "write a caption to it, or move the labels elsewhere")
     return read_lines(text, inputs.lines)
+
+
+def _first_bytes(folder: Folder, path: str, signature: FileSignature) -> bytes:
+    """Return the bytes of a file, up to one more than the longest caption."""
+    if isinstance(folder, ObjectFolder):
+        file, short = folder / path, signature_bytes(signature) <= MAX_CAPTION_BYTES
+        return file.read_bytes(signature) if short else file.read_head(MAX_CAPTION_BYTES + 1)
+    with open(f"{folder}/{path}", "rb", buffering=0) as file:
+        # A read of the largest size would allocate that much for every caption.
+        return file.read(min(os.fstat(file.fileno()).st_size, MAX_CAPTION_BYTES) + 1)
 
 
 def _read_error(source: SourceFile, name: str, why: str | None) -> Problem:

@@ -3,16 +3,15 @@
 Spec: docs/spec/stage2.md#inputs
 """
 
-from pathlib import Path
-
 from imagemill.domain.inputs import NEW_INPUTS, InputSettings
+from imagemill.fs.folders import Folder
 from imagemill.inputs.row_captions import read_metadata
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.inputs.sidecars import SIDECARS, read_captions
 from imagemill.store.ledger import Ledger
 
 
-def survey(folder: Path, ledger: Ledger, scan: Scan | None = None, *, inputs: InputSettings = NEW_INPUTS) -> Scan:
+def survey(folder: Folder, ledger: Ledger, scan: Scan | None = None, *, inputs: InputSettings = NEW_INPUTS) -> Scan:
     """Scan the folder unless its scan is given, read new and changed captions, and record both in the ledger."""
     scan = scan or scan_approved(folder, inputs)
     first = any(file.first for file in scan.metadata)

@@ -91,7 +91,8 @@ def refuse_place(path: Path, root: DataRoot) -> None:
             "the folder of the export does not exist", where=path.parent, do="create it, or give another file"
         )
     place = os.path.realpath(path)
-    for folder in (root.path, root.approved, *root.other_folders):
+    images = (root.approved,) if isinstance(root.approved, Path) else ()
+    for folder in (root.path, *images, *root.other_folders):
         if is_inside(place, os.path.realpath(folder)):
             raise WrongUsage(
                 "an export cannot be inside the data root",

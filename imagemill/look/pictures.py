@@ -11,7 +11,6 @@ import io
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -21,7 +20,8 @@ from imagemill.domain.latent_boxes import Box
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, Refused
 from imagemill.formats.images import Size, decode_reduced, fitted_size, pixels_in_memory
-from imagemill.fs.fingerprints import file_signature, fingerprint, read_signed
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.folders import File, signed_bytes, state_of_file
 from imagemill.look.cache import PictureCache
 from imagemill.look.frames import Frame
 from imagemill.pipeline.contact_sheet import draw_grid, grey_picture
@@ -109,7 +109,7 @@ class Pictures:
     def _kept(self, source: SourceRow, px: int, box: Box | None = None) -> bytes:
         """Return a picture from the cache; make it if it is not there."""
         path = self._path(source)
-        if file_signature(path) == source.stat and (kept := self._cache.get(self._name(source.fingerprint, px, box))):
+        if state_of_file(path)[0] == source.stat and (kept := self._cache.get(self._name(source.fingerprint, px, box))):
             return kept
         data, content = self._read(source)
         if box:
@@ -121,12 +121,12 @@ class Pictures:
         self._cache.put(name, made)
         return made
 
-    def _path(self, source: SourceRow) -> Path:
+    def _path(self, source: SourceRow) -> File:
         return self._approved / source.file_name
 
     def _read(self, source: SourceRow) -> tuple[bytes, str]:
         """Return the bytes of a file and their fingerprint."""
-        data, signature = read_signed(self._path(source))
+        data, signature = signed_bytes(self._path(source))
         return data, source.fingerprint if signature == source.stat else fingerprint(data)
 
     def _name(self, content: str, px: int, box: Box | None) -> str:

@@ -189,7 +189,9 @@ class Viewer:
                 self._overview = Overview(found.rows)
             self._problems = found.problems
             self._shown = set(self._overview.items(Selection("seen")))
-            self._folders = sorted(self._session.root.approved / folder for folder in found.folders if folder)
+            approved = self._session.root.approved
+            # Objects are looked up again when the ledger has changed.
+            self._folders = sorted(approved / folder for folder in found.folders) if isinstance(approved, Path) else []
             folders = [_mtime(folder) for folder in self._looked_at()]
             # A folder that changed meanwhile is read again by the next call.
             is_fresh = max((changed for changed in folders if changed), default=0) < began - _COARSEST_NS
@@ -211,7 +213,7 @@ class Viewer:
 
     def _looked_at(self) -> list[Path]:
         root = self.session.root
-        return [root.approved, *self._folders, *(root.derived / spec.folder for spec in embedding_specs())]
+        return [*self._folders, *(root.derived / spec.folder for spec in embedding_specs())]
 
     # ---- pages
 

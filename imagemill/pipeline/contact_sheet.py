@@ -7,7 +7,6 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
@@ -15,6 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from imagemill.domain.inputs import SRGB, ColorSetting
 from imagemill.errors import Refused
 from imagemill.formats.images import decode_reduced
+from imagemill.fs.folders import File
 
 TILE = 160
 PER_ROW = 8
@@ -30,7 +30,7 @@ _WHITE, _GREY, _BLACK, _FRAME = (255, 255, 255), (190, 190, 190), (20, 20, 20), 
 class Tile:
     """One image file and its name; a grey square is drawn if it cannot be opened."""
 
-    path: Path
+    path: File
     name: str
 
 
@@ -112,7 +112,7 @@ def _more(draw: ImageDraw.ImageDraw, font, corner: tuple[int, int], hidden: int)
     draw.text((left + TILE // 2, top + TILE // 2), f"and {hidden} more", _BLACK, font, anchor="mm")
 
 
-def _thumbnail(path: Path, color: ColorSetting) -> Image.Image:
+def _thumbnail(path: File, color: ColorSetting) -> Image.Image:
     """Return the image upright, at most TILE pixels a side; a grey square if it cannot be opened."""
     try:
         return decode_reduced(path.read_bytes(), path.name, color, TILE)

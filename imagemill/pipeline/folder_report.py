@@ -17,6 +17,7 @@ import msgspec
 from imagemill.domain.inputs import HDR_TRANSFER, SRGB, InputSettings
 from imagemill.errors import Refused
 from imagemill.formats.images import PictureFacts, hdr_refusal, read_facts
+from imagemill.fs.folders import Folder, reads_ahead
 from imagemill.inputs.folder_words import caption_by_folder
 from imagemill.inputs.layouts import CaptionCounts, recognise, suggest, yaml_lines
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, scan_approved
@@ -84,7 +85,7 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_folder(
-    folder: Path, inputs: InputSettings, own: Collection[Path] = (), *, threads: int = 2, entries: bool = True
+    folder: Folder, inputs: InputSettings, own: Collection[Path] = (), *, threads: int = 2, entries: bool = True
 ) -> FolderReport:
     """Read the headers of all images of a folder, and its captions.
 
@@ -100,7 +101,7 @@ def report_folder(
     """
     scan = scan_approved(folder, inputs, own=own)
     sources = list(scan.sources.values())
-    with ThreadPoolExecutor(threads, "inspect") as pool:
+    with ThreadPoolExecutor(reads_ahead(folder, threads), "inspect") as pool:
         found = list(map_on(pool, lambda source: _facts(folder, source.file_name, inputs), sources))
     with Ledger(IN_MEMORY) as ledger:
         survey(folder, ledger, scan, inputs=inputs)
@@ -110,9 +111,9 @@ def report_folder(
     return _report(folder, scan, found, captions, of_texts, inputs, entries=entries)
 
 
-def _facts(folder: Path, name: str, inputs: InputSettings) -> PictureFacts | FolderProblem:
+def _facts(folder: Folder, name: str, inputs: InputSettings) -> PictureFacts | FolderProblem:
     try:
-        facts = read_facts(f"{folder}/{name}")
+        facts = read_facts(folder / name)
         if facts.colour.state == HDR_TRANSFER and inputs.color == SRGB:
             raise hdr_refusal(name, facts.colour)
     except Refused as refusal:
@@ -123,7 +124,7 @@ def _facts(folder: Path, name: str, inputs: InputSettings) -> PictureFacts | Fol
 
 
 def _report(
-    folder: Path,
+    folder: Folder,
     scan: Scan,
     found: Iterable[PictureFacts | FolderProblem],
     captions: dict[str, CaptionRow],

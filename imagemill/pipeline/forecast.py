@@ -25,6 +25,7 @@ from imagemill.errors import NotEnoughSpace
 from imagemill.formats.npy import npy_header
 from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
+from imagemill.fs.folders import Folder
 from imagemill.fs.listing import nearest_existing
 from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
@@ -44,6 +45,9 @@ SIDE_BY_SIDE = 256
 
 # Upright (height, width) in pixels by image id. An image that cannot be decoded is not included and needs no space.
 Sizes = Mapping[str, tuple[int, int]]
+
+# Height and width that are assumed for photographs in object storage until they are read.
+TYPICAL_SIZE = (1024, 1024)
 Jobs = Mapping[EmbeddingSpec, Sequence[Job]]
 
 
@@ -64,7 +68,7 @@ class Need:
 
 def check_space(
     jobs: Jobs,
-    approved: Path,
+    approved: Folder,
     derived: Path,
     *,
     state: Path,
@@ -107,11 +111,17 @@ def npy_bytes(spec: EmbeddingSpec, height: int, width: int) -> int:
     return len(npy_header(shape, dtype)) + math.prod(shape) * dtype.itemsize
 
 
-def measure_sizes(jobs: Jobs, approved: Path, *, threads: int = 4) -> Sizes:
-    """Return upright sizes: as last read if unchanged, else from the image's header. (0, 0) if the image is gone."""
+def measure_sizes(jobs: Jobs, approved: Folder, *, threads: int = 4) -> Sizes:
+    """Return upright sizes: as last read if unchanged, else from the image's header. (0, 0) if the image is gone.
+
+    Photographs in object storage that were not read yet count as `TYPICAL_SIZE`.
+    """
     by_id = {job.image_id: job for planned in jobs.values() for job in planned}
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
     unread = [job for job in by_id.values() if not job.facts and job.stat]
+    if not isinstance(approved, Path):
+        # A header would be a request of its own, as dear as the photograph.
+        return sizes | dict.fromkeys((job.image_id for job in unread), TYPICAL_SIZE)
     with ThreadPoolExecutor(threads, "header") as pool:
         found = map_on(pool, lambda job: size_or_none(approved / job.file_name), unread)
         read = {job.image_id: size for job, size in zip(unread, found, strict=True)}

@@ -28,6 +28,7 @@ from imagemill.formats.jsonl import encode_sorted
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporary_path
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
+from imagemill.fs.folders import is_folder, on_disk
 from imagemill.fs.owners import living
 from imagemill.inputs.scan import SourceFile, scan_approved
 from imagemill.pipeline.shards.shard_sets import (
@@ -177,7 +178,7 @@ def _read_files(root: DataRoot, packed: Packed, repair: Repair) -> None:
     inputs = recorded_inputs(repair.settings.get, otherwise)
     # Files count as made in the way that the second copy records.
     rule = PixelRule(inputs.color, inputs.color if COLOR in repair.settings else IGNORE)
-    scan = scan_approved(root.approved, inputs, own=root.other_folders) if root.approved.is_dir() else None
+    scan = scan_approved(root.approved, inputs, own=root.other_folders) if is_folder(root.approved) else None
     stores = [NpyStore(root.derived / spec.folder, _in_force(spec, repair)) for spec in embedding_specs()]
     listings = {store: store.listing() for store in stores}
     regenerated = repair.regenerated()
@@ -209,7 +210,8 @@ def _source(root: DataRoot, source: SourceFile | None, record: Record) -> Source
         return None
     path = root.approved / source.file_name
     try:
-        size, content, facts = header_size(path), fingerprint_file(path), read_facts(path)
+        with on_disk(path) as copy:
+            size, content, facts = header_size(copy), fingerprint_file(copy), read_facts(copy)
     except (Refused, OSError):
         return None
     if size != (record.get("height"), record.get("width")):

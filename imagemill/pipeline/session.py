@@ -20,6 +20,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.inputs import InputSettings
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
 from imagemill.errors import ImagemillError
+from imagemill.fs.blobs import StorageSettings
 from imagemill.store.inputs import first_inputs, recorded_inputs
 from imagemill.store.ledger import BEGUN, IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
@@ -44,7 +45,9 @@ class Session:
     def __init__(self, root: DataRoot, config_file: str | None) -> None:
         self._config_file = config_file
         self._read_only = Ledger(root.ledger, read_only=True) if root.ledger.is_file() else None
-        self.root = with_recorded(root, self._read_only.setting) if self._read_only else root
+        self.root = root
+        if self._read_only:
+            self.root = with_recorded(root, self._read_only.setting, self._storage)
         self.planned: Inventory | None = None
         self._looked: tuple[Inventory, int] | None = None
         self.input_changes: list[str] = []
@@ -54,6 +57,13 @@ class Session:
     def config(self) -> Config:
         """The configuration in force. Raises as `read_config`; a file that was named must exist."""
         return config_in_force(self.root, self._config_file)
+
+    def _storage(self) -> StorageSettings:
+        """Return the settings of object storage: the default ones if the configuration cannot be read, which its use reports."""
+        try:
+            return self.config.object_storage
+        except ImagemillError:
+            return StorageSettings()
 
     def in_force(self, spec: EmbeddingSpec) -> EmbeddingSpec:
         """Return a kind with its settings, and with the contract of its recorded model if there is one."""
@@ -97,7 +107,7 @@ class Session:
 
     def put(self, name: Place, folder: str | os.PathLike[str]) -> None:
         """Use this folder from now on. Raises as `store.locations.put`; nothing is recorded then."""
-        self.root = put(self.root, name, folder)
+        self.root = put(self.root, name, folder, lambda: self.config.object_storage)
         remember(self.root, self.ledger, name)
 
     def look(self) -> "Inventory":

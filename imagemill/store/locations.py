@@ -21,7 +21,11 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DEFAULT_ROOT, DataRoot, local_path
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.fs.atomic import atomic_write, sweep_temporaries
+from imagemill.fs.blobs import StorageSettings
+from imagemill.fs.folders import Folder, ObjectFolder, is_folder
 from imagemill.fs.listing import is_inside, nearest_existing
+from imagemill.fs.location import FOR_WRITING, is_url, parse_location
+from imagemill.fs.objects import Objects
 from imagemill.store.ledger import Ledger
 from imagemill.store.second_copy import refresh
 
@@ -39,31 +43,58 @@ _PLACE = "place."
 _ONLY_READ = {"approved", "stage_a_input"}
 
 
-def with_recorded(root: DataRoot, setting: Callable[[str], str | None]) -> DataRoot:
-    """Return the data root with the recorded folders of earlier runs in place of the default ones."""
+Storage = Callable[[], StorageSettings]
+
+
+def with_recorded(root: DataRoot, setting: Callable[[str], str | None], storage: Storage) -> DataRoot:
+    """Return the data root with the recorded folders of earlier runs in place of the default ones.
+
+    Args:
+        root: the data root.
+        setting: returns a recorded setting.
+        storage: returns the settings of object storage, if a folder is there.
+    """
     found = {name: setting(f"{_PLACE}{name}") for name in get_args(Place)}
-    return replace(root, **{f"{name}_at": Path(place) if place else None for name, place in found.items()})
+    return replace(
+        root, **{f"{name}_at": _folder(name, place, storage) if place else None for name, place in found.items()}
+    )
 
 
-def at(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+def images_folder(given: str | os.PathLike[str], option: str, storage: Storage) -> Folder:
+    """Return a folder of images by its path or its URL in object storage. Raises WrongUsage for a URL that cannot be used."""
+    if not is_url(given):
+        return local_path(given, option)
+    return ObjectFolder(Objects(parse_location(os.fspath(given), option, schemes=FOR_WRITING), storage()))
+
+
+def _folder(name: Place, given: str | os.PathLike[str], storage: Storage) -> Folder:
+    option = _OPTIONS[name]
+    return images_folder(given, option, storage) if name == "approved" else local_path(given, option)
+
+
+def at(root: DataRoot, name: Place, folder: str | os.PathLike[str], storage: Storage = StorageSettings) -> DataRoot:
     """Return the data root with this folder elsewhere, without recording it."""
-    return replace(root, **{f"{name}_at": local_path(folder, _OPTIONS[name])})
+    return replace(root, **{f"{name}_at": _folder(name, folder, storage)})
 
 
-def put(root: DataRoot, name: Place, folder: str | os.PathLike[str]) -> DataRoot:
+def put(root: DataRoot, name: Place, folder: str | os.PathLike[str], storage: Storage) -> DataRoot:
     """Use this folder from now on; `remember` records it.
 
     A change is printed, and records in the old folder are copied into the new one.
 
     Raises:
         WrongUsage: if the folder does not exist and cannot be created, or cannot be a folder of images.
+        StoreFailed: if object storage cannot be used.
     """
-    now, before = at(root, name, folder), getattr(root, name)
+    now, before = at(root, name, folder, storage), getattr(root, name)
     place = getattr(now, name)
-    refuse_no_folder(name, place)
+    if isinstance(place, ObjectFolder):
+        place.store.check_listing()
+    else:
+        refuse_no_folder(name, place)
     if name == "approved":
         _refuse_images_in(now)
-    if name not in _ONLY_READ:
+    if name not in _ONLY_READ and isinstance(place, Path):
         _make(name, place)
     if place != before:
         print(f"{name}: in {place} from now on, until now in {before}", file=sys.stderr, flush=True)
@@ -136,7 +167,7 @@ def nothing_has_run(root: DataRoot) -> MissingInput:
 def refuse_no_images(root: DataRoot) -> None:
     """Raise MissingInput if there is no folder of approved images. Creates nothing."""
     refuse_gone(root, "approved")
-    if not root.approved.is_dir():
+    if not is_folder(root.approved):
         raise MissingInput(
             "no folder of approved images",
             where=root.approved,
@@ -162,7 +193,7 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
 def gone(root: DataRoot) -> dict[str, Path]:
     """Return the recorded folders that do not exist: an unmounted disk, or a folder that was moved."""
     remembered = {name: getattr(root, f"{name}_at") for name in get_args(Place)}
-    return {name: place for name, place in remembered.items() if place and not place.is_dir()}
+    return {name: place for name, place in remembered.items() if place and not is_folder(place)}
 
 
 def refuse_gone(root: DataRoot, name: Place) -> None:
@@ -177,6 +208,8 @@ def refuse_gone(root: DataRoot, name: Place) -> None:
 
 def _refuse_images_in(root: DataRoot) -> None:
     """Raise WrongUsage if the folder of images does not exist, contains the data root, or is part of another folder of it."""
+    if not isinstance(root.approved, Path):
+        return
     if not root.approved.is_dir():
         raise WrongUsage("approved: there is no such folder", where=root.approved, do="give the folder of the images")
     place = os.path.realpath(root.approved)

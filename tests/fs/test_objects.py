@@ -13,7 +13,7 @@ from imagemill.fs import objects
 from imagemill.fs.blobs import AnswerLost, Changed, Exists, Missing, StorageSettings, StoreFailed
 from imagemill.fs.location import Location
 from imagemill.fs.objects import Objects
-from tests.helpers.s3 import SECRET, Answer, Cut, Dropped, fault_proxy, s3_server
+from tests.helpers.s3 import SECRET, Answer, Cut, Dropped, certificate, fault_proxy, s3_server
 
 SETTINGS = StorageSettings(allow_http=True)
 
@@ -207,15 +207,41 @@ def test_credentials_of_a_profile_are_used(proxy, monkeypatch, tmp_path):
 def test_without_botocore_there_is_no_profile(proxy, monkeypatch):
     monkeypatch.setitem(sys.modules, "botocore.session", None)
 
-    with pytest.raises(WrongUsage, match="need the package botocore"):
+    with pytest.raises(WrongUsage, match="needs the package botocore"):
         Objects(Location("s3", "bucket"), StorageSettings(credentials="profile")).check("a")
+
+
+def test_server_with_a_certificate_of_its_own_authority(server, monkeypatch, tmp_path):
+    files = certificate(tmp_path)
+    location = Location("s3", "bucket", "tls")
+    with fault_proxy(server, files) as proxy:
+        for name, value in proxy.environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(StoreFailed, match="the certificate of the server is not trusted"):
+            Objects(location).check("a")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+        store = Objects(location)
+        store.put("a", b"1")
+
+        assert store.read("a")[0] == b"1"
+        assert keys(store) == ["a"]
+
+
+def test_listing_of_odd_keys_that_fails(store, proxy, server):
+    server.request("PUT", f"/bucket/{store.location.prefix}/a//b", b"x")
+    server.request("PUT", f"/bucket/{store.location.prefix}/a/../b", b"x")
+    assert keys(store) == ["a/../b", "a//b"]
+    proxy.fault = lambda request: Answer(403, "AccessDenied") if "encoding-type" in request.query else None
+
+    with pytest.raises(StoreFailed, match="the objects cannot be listed"):
+        keys(store)
 
 
 def test_without_credentials_nothing_is_asked(proxy, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
 
     with pytest.raises(StoreFailed, match="no credentials for object storage"):
-        Objects(Location("s3", "bucket"), SETTINGS)
+        Objects(Location("s3", "bucket"), SETTINGS).check("a")
 
     assert proxy.requests == []
 
@@ -224,7 +250,7 @@ def test_without_the_package_there_is_one_sentence(proxy, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
 
     with pytest.raises(WrongUsage) as caught:
-        Objects(Location("s3", "bucket"), SETTINGS)
+        Objects(Location("s3", "bucket"), SETTINGS).check("a")
 
     assert "imagemill[s3]" in str(caught.value)
 

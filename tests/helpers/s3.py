@@ -9,6 +9,7 @@ with s3_server() as server, fault_proxy(server) as proxy:
 import http.client
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,9 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 SECRET = "not-a-secret-Zq7"  # searched for in everything that a command leaves behind
 CREDENTIALS = {
@@ -177,9 +187,30 @@ class Proxy(Server):
             self.requests.clear()
 
 
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for 127.0.0.1, its key, and its authority's `authority.pem`; return the first two files."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    authority, host = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", "host"))
+    began = datetime.now() - timedelta(days=2)
+    made = []
+    for name, key, is_authority in ((authority, keys[0], True), (host, keys[1], False)):
+        builder = (
+            x509.CertificateBuilder(authority, name, key.public_key(), x509.random_serial_number(), began)
+            .not_valid_after(began + timedelta(days=10))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        )
+        made.append(builder.sign(keys[0], hashes.SHA256()).public_bytes(Encoding.PEM))
+    files = folder / "certificate.pem", folder / "key.pem"
+    (folder / "authority.pem").write_bytes(made[0])
+    files[0].write_bytes(made[1])
+    files[1].write_bytes(keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
+
+
 @contextmanager
-def fault_proxy(server: Server) -> Iterator[Proxy]:
-    """Run a proxy before a server, in threads of this process, while the block runs."""
+def fault_proxy(server: Server, tls: tuple[Path, Path] | None = None) -> Iterator[Proxy]:
+    """Run a proxy before a server, in threads of this process, while the block runs. `tls`: as from `certificate`."""
     target = urlsplit(server.url)
     proxy = Proxy("")
     local = threading.local()
@@ -281,7 +312,11 @@ def fault_proxy(server: Server) -> Iterator[Proxy]:
             pass
 
     running = Threads(("127.0.0.1", 0), Handler)
-    proxy.url = f"http://127.0.0.1:{running.server_address[1]}"
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        running.socket = context.wrap_socket(running.socket, server_side=True)
+    proxy.url = f"{'https' if tls else 'http'}://127.0.0.1:{running.server_address[1]}"
     thread = threading.Thread(target=running.serve_forever, daemon=True)
     thread.start()
     try:

@@ -234,7 +234,7 @@ def test_unusable_sidecar_replaces_the_row_of_an_image_that_had_no_caption(data_
 def test_unreadable_sidecar_is_not_reported_as_blank(data_root, monkeypatch):
     photos(data_root, "a")
 
-    def unreadable(path, source, inputs):
+    def unreadable(folder, path, signature, source, inputs):
         return sidecars._read_error(source, os.path.basename(path), "Input/output error")
 
     monkeypatch.setattr(sidecars, "_read_file", unreadable)

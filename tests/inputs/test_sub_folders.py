@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from imagemill.domain.ids import id_problem, image_id_of, member_key, path_of_id, path_problem, stem_of
 from imagemill.domain.inputs import OLD_INPUTS, InputSettings
+from imagemill.fs.fingerprints import file_signature
 from imagemill.inputs.listing import Entry, list_paths
 from imagemill.inputs.scan import classify, scan_approved
 
@@ -228,8 +229,10 @@ def test_ids_decode_are_valid_and_differ(paths):
         if "/" in path:
             assert len(image_id.encode()) <= 240
 
-    stats = os.stat(__file__)
-    scan = classify([Entry(file, "file", stats) for file in sorted(files)], InputSettings(exclude=(), companions=False))
+    signature = file_signature(os.stat(__file__))
+    scan = classify(
+        [Entry(file, "file", signature) for file in sorted(files)], InputSettings(exclude=(), companions=False)
+    )
 
     reported = {problem.item for problem in scan.problems}
     used = {source.file_name for source in scan.sources.values()}

@@ -30,6 +30,7 @@ from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
 from imagemill.formats.jsonl import encode_line
 from imagemill.formats.manifest import json_bytes, read_document
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.folders import Folder
 from imagemill.pipeline.contact_sheet import Row, Tile, as_page, as_png, draw_sheet
 from imagemill.pipeline.curation.reports import CurationReport
 from imagemill.pipeline.curation.similarity import (
@@ -147,7 +148,7 @@ def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateS
 
 
 def near_duplicate_reports(
-    plan: DuplicatesPlan, approved: Path, *, threads: int = 2, search: int = 1
+    plan: DuplicatesPlan, approved: Folder, *, threads: int = 2, search: int = 1
 ) -> Iterator[CurationReport]:
     """Yield the single report; if its version is unchanged, no vector is read.
 
@@ -278,7 +279,7 @@ def striking(groups: Iterable[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: (-len(group.members), -group.least, group.representative))
 
 
-def _row(approved: Path, group: Group) -> Row:
+def _row(approved: Folder, group: Group) -> Row:
     """Return a row of the sheet: the representative, then the others by decreasing cosine."""
     members = sorted(group.members, key=lambda m: (m.image_id != group.representative, -m.cosine, m.image_id))
     title = f"{len(members)} images, cosine to the first one at least {group.least:.4f}"

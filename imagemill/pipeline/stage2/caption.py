@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -27,6 +26,7 @@ from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.domain.inputs import SRGB, ColorSetting, normalise_caption
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.folders import Folder
 from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.inputs.sidecars import caption_row
 from imagemill.models import CAPTIONER, Captioner
@@ -99,7 +99,7 @@ def caption_jobs(
     return sorted(jobs, key=lambda job: job.image_id in behind)
 
 
-def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Path) -> None:
+def look_again(ids: Iterable[str], scan: Scan, ledger: Ledger, approved: Folder) -> None:
     """Open the images with a model's caption whose file has changed since, for runs without a captioner.
 
     Only then can the ledger determine whether the caption describes an earlier image (`outdated_captions`).
@@ -137,7 +137,7 @@ class CaptionWorker:
         color: how pixels are read.
     """
 
-    approved: Path
+    approved: Folder
     captioner: Callable[[], Captioner]
     images_per_call: int = 8
     decode_threads: int = 2

@@ -47,6 +47,7 @@ from imagemill.errors import (
 from imagemill.formats.npy import NpyStore, check_npy_header, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
+from imagemill.fs.folders import Folder
 from imagemill.fs.owners import act_for
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import (
@@ -154,7 +155,7 @@ class EmbedWorker:
     """
 
     spec: EmbeddingSpec
-    approved: Path
+    approved: Folder
     store: NpyStore
     recorded_models: RecordedModels
     preview_root: Path

@@ -8,7 +8,6 @@ Spec: docs/spec/stage2.md#record-fields
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +19,8 @@ from imagemill.domain.stage2_records import CAPTIONS, captions_of
 from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
-from imagemill.fs.fingerprints import FileSignature, fingerprint, read_whole
+from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.fs.folders import File, Folder, file_bytes, reads_ahead
 from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.inputs.sidecars import SIDECARS, caption_row
 from imagemill.models import CAPTIONER
@@ -74,7 +74,7 @@ class ImageFile(Protocol):
         ...
 
 
-def inspect_image(approved: Path, source: ImageFile, color: ColorSetting = SRGB) -> tuple[SourceRow, np.ndarray]:
+def inspect_image(approved: Folder, source: ImageFile, color: ColorSetting = SRGB) -> tuple[SourceRow, np.ndarray]:
     """Read an image once.
 
     Args:
@@ -89,7 +89,7 @@ def inspect_image(approved: Path, source: ImageFile, color: ColorSetting = SRGB)
         Refused: as `formats.images.decode`.
         OSError: if the disk fails.
     """
-    data = read_whole(approved / source.file_name)
+    data = file_bytes(approved / source.file_name, source.stat)
     pixels, facts = decode(data, source.file_name, color)
     height, width = pixels.shape[:2]
     assert source.stat  # callers pass existing images only
@@ -97,7 +97,7 @@ def inspect_image(approved: Path, source: ImageFile, color: ColorSetting = SRGB)
     return row, pixels
 
 
-def size_or_none(path: Path) -> tuple[int, int] | None:
+def size_or_none(path: File) -> tuple[int, int] | None:
     """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports."""
     try:
         return header_size(path)
@@ -105,7 +105,7 @@ def size_or_none(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
+def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
     color = PixelRule.read(ledger).color
     read = ledger.signatures_read(color)
@@ -115,7 +115,7 @@ def complete_facts(approved: Path, scan: Scan, ledger: Ledger, *, threads: int =
     moved = {source.image_id: row for source in unknown if (row := known.facts(source))}
     ledger.record_sources(moved.values())
     todo = [source for source in unknown if source.image_id not in moved and not refused_image(source, known)]
-    with ThreadPoolExecutor(threads, "inspect") as pool:
+    with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
         for chunk in _chunks(todo):
             results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
             with ledger.transaction():
@@ -133,7 +133,7 @@ def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
     )
 
 
-def _facts_or_problem(approved: Path, source: SourceFile, color: ColorSetting) -> SourceRow | Problem:
+def _facts_or_problem(approved: Folder, source: SourceFile, color: ColorSetting) -> SourceRow | Problem:
     try:
         return inspect_image(approved, source, color)[0]
     except Refused as refusal:

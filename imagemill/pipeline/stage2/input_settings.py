@@ -8,7 +8,6 @@ Spec: docs/spec/stage2.md#colour, docs/spec/conventions.md#old-data-roots
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
@@ -16,7 +15,7 @@ from imagemill.config import Config
 from imagemill.domain.inputs import HDR_TRANSFER, SRGB
 from imagemill.errors import Refused
 from imagemill.formats.images import read_facts
-from imagemill.fs.fingerprints import file_signature
+from imagemill.fs.folders import Folder, reads_ahead, state_of_file
 from imagemill.pipeline.prefetch import map_on
 from imagemill.store.inputs import changes, record_inputs, recorded_inputs
 from imagemill.store.ledger import Ledger, SourceRow
@@ -25,7 +24,7 @@ from imagemill.store.ledger import Ledger, SourceRow
 _CHUNK = 512
 
 
-def apply_inputs(config: Config, approved: Path, ledger: Ledger) -> list[str]:
+def apply_inputs(config: Config, approved: Folder, ledger: Ledger) -> list[str]:
     """Record the settings in force. A process that is killed before the end changes nothing but rows that were unknown.
 
     If `pixels.color` changes, the colours of images for which they are not known are read from file headers first.
@@ -53,19 +52,19 @@ def _reopen_hdr(ledger: Ledger) -> None:
     ledger.forget_sources(row.image_id for row in ledger.sources().values() if row.color == HDR_TRANSFER)
 
 
-def _fill_colours(approved: Path, ledger: Ledger, *, threads: int) -> None:
+def _fill_colours(approved: Folder, ledger: Ledger, *, threads: int) -> None:
     """Record the colours of unchanged images for which they are not known."""
     unknown = [row for row in ledger.sources().values() if row.color is None]
-    with ThreadPoolExecutor(threads, "inspect") as pool:
+    with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
         for at in range(0, len(unknown), _CHUNK):
             filled = map_on(pool, lambda row: _filled(approved, row), unknown[at : at + _CHUNK])
             ledger.record_sources([row for row in filled if row])  # files are read before the transaction begins
 
 
-def _filled(approved: Path, row: SourceRow) -> SourceRow | None:
+def _filled(approved: Folder, row: SourceRow) -> SourceRow | None:
     path = approved / row.file_name
     try:
-        if file_signature(path) != row.stat:
+        if state_of_file(path)[0] != row.stat:
             return None
         state, profile, first_frame = read_facts(path).columns
     except (Refused, OSError):

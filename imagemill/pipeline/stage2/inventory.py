@@ -12,6 +12,7 @@ from imagemill.domain.inputs import NEW_INPUTS, InputSettings
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.folders import is_folder
 from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
@@ -56,7 +57,7 @@ class Inventory:
         """The entries of `approved/`; none without that folder if there is a ledger (public data or Stage A only)."""
         if self._approved is None:
             refuse_gone(self.root, "approved")
-            listed = self.root.approved.is_dir() or not self.root.ledger.exists()
+            listed = is_folder(self.root.approved) or not self.root.ledger.exists()
             self._approved = self._list_approved() if listed else ListedFolder([], self.inputs)
         return self._approved
 
@@ -71,7 +72,7 @@ class Inventory:
     def scan_of(self, ids: Collection[str]) -> Scan:
         """Return the entries of `approved/` with these image ids, as `scan` does for all. Listed at each call."""
         refuse_gone(self.root, "approved")
-        listed = self.root.approved.is_dir() or not self.root.ledger.exists()
+        listed = is_folder(self.root.approved) or not self.root.ledger.exists()
         return scan_approved(self.root.approved, self.inputs, ids, self.root.other_folders) if listed else Scan({}, [])
 
     def survey(self, ledger: Ledger) -> None:
