@@ -8,8 +8,10 @@ import dagster as dg
 from assets.bucket_shards import bucket_shards
 from assets.embeddings import embedding_assets
 from assets.near_duplicates import near_duplicates
+from assets.published_shards import is_published, published_shards
 from assets.stage2_jsonl import stage2_jsonl
 from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, PUBLISH_JOB
+from imagemill.config import Config
 from imagemill.domain.embedding_specs import DINOV3, embedding_specs
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.leases import claimed
@@ -96,17 +98,17 @@ def roll_back_to_stage1() -> None:
 publish_shards = dg.define_asset_job(
     PUBLISH_JOB,
     selection=dg.AssetSelection.assets(
-        stage2_jsonl, *([near_duplicates] if DINOV3 in embedding_specs() else []), bucket_shards
+        stage2_jsonl,
+        *([near_duplicates] if DINOV3 in embedding_specs() else []),
+        bucket_shards,
+        *([published_shards] if is_published() else []),
     ),
     tags=ROOT_TAGS,
     description="The Stage 2 records, near duplicates, and the shards of every bucket whose samples changed.",
 )
 
 
-def published(*, excluding: bool) -> list[str]:
-    """Return the names of the assets that update records and shards.
-
-    Args:
-        excluding: whether shards leave near duplicates out.
-    """
-    return ["stage2_jsonl", *(["near_duplicates"] if excluding else []), "bucket_shards"]
+def published(config: Config) -> list[str]:
+    """Return the names of the assets that update records and shards, and publish them if the configuration has `push`."""
+    duplicates = ["near_duplicates"] if config.near_duplicates.exclude else []
+    return ["stage2_jsonl", *duplicates, "bucket_shards", *(["published_shards"] if config.push else [])]

@@ -7,6 +7,7 @@ import dagster as dg
 
 from assets.bucket_shards import bucket_shards, shards_asset
 from assets.near_duplicates import near_duplicates
+from assets.published_shards import is_published, published_shards
 from imagemill.config import config_in_force
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
@@ -14,11 +15,16 @@ from resources.data_root import DataRootResource
 
 
 def with_lineage(assets: Iterable[Any], data_root: DataRootResource) -> list[Any]:
-    """Return the assets; `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out."""
+    """Return the assets in use: `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out.
+
+    `published_shards` exists only where the configuration has `push`.
+    """
+    if not is_published(DataRoot.resolve(data_root.path or None), data_root.config_file or None):
+        assets = [asset for asset in assets if not _has_key(asset, published_shards.key)]
     if not _excludes_duplicates(data_root):
         return list(assets)
     # Another definition: dependencies added to a finished one are shown in the graph, but do not order the steps of a run.
-    return [shards_asset(near_duplicates) if _makes_shards(asset) else asset for asset in assets]
+    return [shards_asset(near_duplicates) if _has_key(asset, bucket_shards.key) else asset for asset in assets]
 
 
 def _excludes_duplicates(data_root: DataRootResource) -> bool:
@@ -30,5 +36,5 @@ def _excludes_duplicates(data_root: DataRootResource) -> bool:
         return False
 
 
-def _makes_shards(asset: Any) -> bool:
-    return isinstance(asset, dg.AssetsDefinition) and bucket_shards.key in asset.keys
+def _has_key(asset: Any, key: dg.AssetKey) -> bool:
+    return isinstance(asset, dg.AssetsDefinition) and key in asset.keys

@@ -21,6 +21,7 @@ from dagster_project.internals.coordinator import EMBED_JOB, EMBED_RANGE_JOB, RE
 from dagster_project.internals.runs import runs_of_this_root, sweep
 from dagster_project.jobs import embed_images, publish_shards, published
 from dagster_project.partitions import register, register_missions, register_presets
+from imagemill.config import Config
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.fs.owners import use
@@ -81,7 +82,7 @@ def new_images(
         yield dg.SkipReason(f"run {working.run_id} is embedding images")
     elif newest and newest.run_id != cursor.published:
         context.update_cursor(msgspec.structs.replace(cursor, published=newest.run_id, idle=None).text)
-        yield _publish(newest.run_id, excluding=data_root.session.config.near_duplicates.exclude)
+        yield _publish(newest.run_id, data_root.session.config)
     else:
         yield from _embed(context, data_root, cursor)
 
@@ -144,10 +145,10 @@ def _is_awaited(run: dg.DagsterRun) -> bool:
     return run.job_name == RESUME_JOB or (embeds and not is_command_line_run(run))
 
 
-def _publish(run_id: str, *, excluding: bool) -> dg.RunRequest:
-    """Return a request for records and shards, with a search for near duplicates if shards leave them out."""
+def _publish(run_id: str, config: Config) -> dg.RunRequest:
+    """Return a request for the assets that follow new embeddings."""
     keys = buckets.get_partition_keys()
-    assets = [asset_key(name) for name in published(excluding=excluding)]
+    assets = [asset_key(name) for name in published(config)]
     return dg.RunRequest(
         job_name=publish_shards.name,
         run_key=f"publish {run_id}",

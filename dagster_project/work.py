@@ -321,7 +321,7 @@ class CommandSession:
         self._list_made_files()
         keys = buckets.get_partition_keys()
         self._run(
-            published(excluding=self.session.config.near_duplicates.exclude),
+            published(self.session.config),
             partition_range=(keys[0], keys[-1]),
             **_run_options({op_name("stage2_jsonl"): self._records_config(passes)}),
         )

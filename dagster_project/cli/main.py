@@ -22,8 +22,8 @@ from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage,
 
 # In the order of the help.
 COMMANDS = (
-    "run", "stage2", "shards", "withdraw", "marks", "preset", "stage-a", "validate", "verify", "scan", "import", "explain",
-    "status", "problems", "look", "repair", "trust", "bench", "ui", "serve",
+    "run", "stage2", "shards", "push", "withdraw", "marks", "preset", "stage-a", "validate", "verify", "scan", "import",
+    "explain", "status", "problems", "look", "repair", "trust", "bench", "ui", "serve",
 )  # fmt: skip
 
 # New objects before the youngest generation is collected, then collections of each generation before that of the next.

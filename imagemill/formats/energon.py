@@ -23,7 +23,7 @@ import os
 import sqlite3
 import tarfile
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -136,6 +136,26 @@ def write_energon(
         for error in flush_files(paths).values():
             raise error
     sync_folder(meta)
+
+
+def documents_elsewhere(folder: Path, names: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of each file of `.nv-meta/`, for a place from which the tars have other names.
+
+    Args:
+        folder: folder of the set.
+        names: path of each tar, relative to the folder in which `.nv-meta/` will be, by its name in `folder`.
+    """
+    for path in sorted((folder / META).iterdir()):
+        data = path.read_bytes()
+        if path.name in {".info.json", ".info.yaml"}:
+            counts = msgspec.json.decode(data)["shard_counts"]
+            data = _json({"shard_counts": {names[name]: count for name, count in counts.items()}})
+        elif path.name == "split.yaml":
+            split = msgspec.json.decode(data)
+            parts = {part: [names[name] for name in tars] for part, tars in split["split_parts"].items()}
+            excluded = (each.partition("/") for each in split["exclude"])
+            data = _json({"split_parts": parts, "exclude": [f"{names[name]}/{key}" for name, _, key in excluded]})
+        yield path.name, data
 
 
 def metadataset(folders: Iterable[str]) -> bytes:

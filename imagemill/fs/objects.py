@@ -8,7 +8,7 @@ contain their secret; a repeated conditional write can fail because the first on
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -115,14 +115,19 @@ class Objects:
         except Exception as error:
             raise _converted(error, self.location / key if key else self.location, self.settings) from None
 
-    def check(self, key: str) -> Blob | None:
-        """Return the state of an object, within 10 seconds; None if it does not exist.
+    def check(self, key: str) -> tuple[bytes, Blob] | None:
+        """Return the bytes of an object and its state, within 10 seconds; None if it does not exist.
 
         Raises:
             StoreFailed: if the store cannot be used.
         """
+
+        def read() -> tuple[bytes, Blob]:
+            result = library().get(self._checking, key)
+            return bytes(result.bytes()), _blob(key, result.meta)
+
         try:
-            return self._do(key, lambda: _blob(key, library().get(self._checking, key).meta))
+            return repeated(READS, AnswerLost, lambda: self._do(key, read))
         except Missing:
             return None
 
@@ -210,7 +215,7 @@ class Objects:
             result = library().get(self._store, key, options=options)
             return result.bytes(), result.meta
 
-        return _repeated(READS, AnswerLost, lambda: self._do(key, read))
+        return repeated(READS, AnswerLost, lambda: self._do(key, read))
 
     def put(self, key: str, data: bytes | Path) -> str:
         """Write an object, or replace the present one; return its tag.
@@ -220,7 +225,7 @@ class Objects:
         parts: dict[str, Any] = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         # The answer to the end of an upload in parts may be lost; the library repeats that request, and the server no longer
         # knows the upload.
-        return _repeated(UPLOADS, (Missing, AnswerLost), lambda: self._put(key, data, **parts))
+        return repeated(UPLOADS, (Missing, AnswerLost), lambda: self._put(key, data, **parts))
 
     def create(self, key: str, data: bytes) -> str:
         """Write an object that does not exist yet; return its tag. Raises Exists."""
@@ -238,12 +243,15 @@ class Objects:
         remaining = iter(keys)
         while some := list(islice(remaining, KEYS_AT_ONCE)):
             try:
-                self._do("", lambda some=some: library().delete(self._store, some))
+                self._delete(some)
             except Missing:
                 continue
 
+    def _delete(self, keys: Sequence[str]) -> None:
+        repeated(READS, AnswerLost, lambda: self._do("", lambda: library().delete(self._store, keys)))
 
-def _repeated(attempts: int, failures: Failures, action: Callable[[], T]) -> T:
+
+def repeated(attempts: int, failures: Failures, action: Callable[[], T]) -> T:
     """Return the result of an action, which is repeated if it fails in one of these ways."""
     for _ in range(attempts - 1):
         try:

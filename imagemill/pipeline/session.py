@@ -26,6 +26,7 @@ from imagemill.store.ledger import BEGUN, IN_MEMORY, Ledger
 from imagemill.store.locations import Place, put, remember, with_recorded
 from imagemill.store.provenance import spec_in_force
 from imagemill.store.second_copy import newest, open_ledger
+from imagemill.store.trust import OF_STORAGE, config_demands, refuse_untrusted
 
 if TYPE_CHECKING:  # the import loads numpy, which commands that list nothing do not need
     from imagemill.pipeline.stage2.inventory import Inventory
@@ -47,7 +48,7 @@ class Session:
         self._read_only = Ledger(root.ledger, read_only=True) if root.ledger.is_file() else None
         self.root = root
         if self._read_only:
-            self.root = with_recorded(root, self._read_only.setting, self._storage)
+            self.root = with_recorded(root, self._read_only.setting, self._recorded_storage)
         self.planned: Inventory | None = None
         self._looked: tuple[Inventory, int] | None = None
         self.input_changes: list[str] = []
@@ -58,12 +59,25 @@ class Session:
         """The configuration in force. Raises as `read_config`; a file that was named must exist."""
         return config_in_force(self.root, self._config_file)
 
-    def _storage(self) -> StorageSettings:
-        """Return the settings of object storage: the default ones if the configuration cannot be read, which its use reports."""
+    def storage(self) -> StorageSettings:
+        """Return the settings of object storage.
+
+        Raises:
+            NotTrusted: for a server or a URL that only the data root's own file names, without the user's consent.
+        """
+        settings = self.config.object_storage
+        if named_config(self._config_file) is None:
+            own = [each for each in config_demands(self.root.config_file) if each.setting in OF_STORAGE]
+            refuse_untrusted(own, self.root, "set AWS_ENDPOINT_URL, and give URLs on the command line")
+        return settings
+
+    def _recorded_storage(self) -> StorageSettings:
+        """Return `storage`; the default settings if the configuration cannot be read, which its use reports."""
         try:
-            return self.config.object_storage
+            _ = self.config
         except ImagemillError:
             return StorageSettings()
+        return self.storage()
 
     def in_force(self, spec: EmbeddingSpec) -> EmbeddingSpec:
         """Return a kind with its settings, and with the contract of its recorded model if there is one."""
@@ -107,7 +121,7 @@ class Session:
 
     def put(self, name: Place, folder: str | os.PathLike[str]) -> None:
         """Use this folder from now on. Raises as `store.locations.put`; nothing is recorded then."""
-        self.root = put(self.root, name, folder, lambda: self.config.object_storage)
+        self.root = put(self.root, name, folder, self.storage)
         remember(self.root, self.ledger, name)
 
     def look(self) -> "Inventory":

@@ -121,3 +121,14 @@ def test_assets_with_pictures_link_to_their_page_of_the_viewer(graph):
         "stage_a_ranks",
     }
     assert pages["bucket_shards"].value == "[samples as cropped](/imagemill/images?show=in_shards&crop=1)"
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", set()), ("push: s3://training/cats\n", {"published_shards"})])
+def test_published_shards_exist_only_where_the_configuration_says_so(data_root, text, expected):
+    data_root.config_file.write_text(text)
+
+    graph = build_definitions(local_resources(str(data_root.path))).resolve_asset_graph()
+
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == ASSETS | expected
+    if expected:
+        assert graph.get(dg.AssetKey("published_shards")).parent_keys == {dg.AssetKey("bucket_shards")}

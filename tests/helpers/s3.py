@@ -32,6 +32,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 SECRET = "not-a-secret-Zq7"  # searched for in everything that a command leaves behind
+# moto accepts any signature.
+UNSIGNED = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -65,7 +67,7 @@ class Server:
                 method,
                 path,
                 body,
-                {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"},
+                {"Authorization": UNSIGNED},
             )
             answer = connection.getresponse()
             data = answer.read()
@@ -167,12 +169,14 @@ class Proxy(Server):
         fault: which fault a request meets, None for none.
         latency: seconds before each answer.
         rate: bytes per second and connection, None for no limit.
+        public: whether requests without credentials are answered, as of a public bucket.
         requests: those that it got.
     """
 
     fault: Callable[[Request], Fault] = lambda _: None
     latency: float = 0.0
     rate: float | None = None
+    public: bool = False
     requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -249,6 +253,8 @@ def fault_proxy(server: Server, tls: tuple[Path, Path] | None = None) -> Iterato
                 if name not in {"connection", "content-length"}
                 and not (isinstance(fault, Ignored) and name in CONDITIONS)
             }
+            if proxy.public:
+                forwarded.setdefault("authorization", UNSIGNED)
             if body or self.command in {"PUT", "POST"}:
                 forwarded["content-length"] = str(len(body))
             status, given, data = self._forward(body, forwarded)
