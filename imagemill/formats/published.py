@@ -61,7 +61,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 
 def decode_pointer(data: bytes, where: object) -> Pointer:
-    """Return the pointer with these bytes. Raises ImagemillError if it is none of this release."""
+    """Return the pointer with these bytes. Raises ImagemillError if this release cannot read it."""
     try:
         return msgspec.json.decode(data, type=Pointer)
     except msgspec.DecodeError as error:

@@ -250,7 +250,7 @@ class Publisher:
 
     @property
     def settings(self) -> StorageSettings:
-        """How the store is reached."""
+        """Settings of the store."""
         return self.store.settings
 
     def push(self, request: PushRequest) -> Pushed:
@@ -533,7 +533,7 @@ def publisher(session: Session, location: Location, run_id: str | None = None) -
 
 
 def refuse_no_url(url: str | None) -> str:
-    """Return the URL to push to. Raises WrongUsage if there is none."""
+    """Return the URL to push to. Raises WrongUsage if it is not given."""
     if not url:
         raise WrongUsage(
             "no URL to publish to", why="imagemill.yaml has no `push`", do="imagemill push s3://bucket/prefix"

@@ -1,4 +1,4 @@
-"""What a push sends, publishes and deletes, on values."""
+"""Plans of a push on plain values: uploads, versions and deletions."""
 
 from datetime import UTC, datetime, timedelta
 
