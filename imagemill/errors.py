@@ -58,7 +58,7 @@ class Refused(ImagemillError):
 class InvalidNpy(ImagemillError, ValueError):
     """A file with a final name violates its contract; `reason` is one word for reports."""
 
-    def __init__(self, reason: str, path: Path, detail: str) -> None:
+    def __init__(self, reason: str, path: object, detail: str) -> None:
         super().__init__(
             f"{reason}: {detail}", where=path, do="run `imagemill run`: it replaces the file and reports it"
         )

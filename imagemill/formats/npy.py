@@ -27,6 +27,7 @@ from imagemill.fs.atomic import sweep_temporaries, temporary_path
 from imagemill.fs.durable import begin_writing_back
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_whole
 from imagemill.fs.listing import list_files
+from imagemill.fs.location import Location
 
 SUFFIX = ".npy"
 
@@ -150,7 +151,7 @@ def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
     return parse_npy(data, path)
 
 
-def parse_npy(data: bytes | bytearray | memoryview, path: Path = Path("npy bytes")) -> np.ndarray:
+def parse_npy(data: bytes | bytearray | memoryview, path: Path | Location = Path("npy bytes")) -> np.ndarray:
     """Return the array of an npy file held in memory, as a view of `data`.
 
     Args:
@@ -264,13 +265,13 @@ def dtype_text(dtype: np.dtype) -> str:
     return dtype.str if dtype.names is None else str(dtype)
 
 
-def _check_size(header: _Header, size: int, path: Path) -> None:
+def _check_size(header: _Header, size: int, path: Path | Location) -> None:
     if size != header.file_size:
         reason = "truncated" if size < header.file_size else "trailing_bytes"
         raise InvalidNpy(reason, path, f"{size} bytes, the header implies {header.file_size}")
 
 
-def _parse_header(head: bytes | bytearray | memoryview, path: Path) -> _Header:
+def _parse_header(head: bytes | bytearray | memoryview, path: Path | Location) -> _Header:
     stream = io.BytesIO(head)
     try:
         version = npy_format.read_magic(stream)

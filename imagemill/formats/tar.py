@@ -31,6 +31,7 @@ from imagemill.errors import ImagemillError
 from imagemill.formats.npy import join_npy
 from imagemill.fs.durable import begin_writing_back, flush
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, file_signature, fingerprint
+from imagemill.fs.location import Location
 
 
 class KnownFile(NamedTuple):
@@ -354,7 +355,7 @@ class StoredSample(NamedTuple):
         return data if data is not None and fingerprint(data) == content else None
 
 
-def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, bytes]:
+def parse_sample(content: bytes, entry: IndexEntry, path: Path | Location) -> dict[str, bytes]:
     """Parse one sample from the bytes at its position; `path` is for messages. Raises the errors of `read_sample`."""
     samples = list(_samples(io.BytesIO(content), len(content), path)) if content else []
     if len(content) != entry.size or [key for key, _ in samples] != [entry.key]:
@@ -362,7 +363,7 @@ def parse_sample(content: bytes, entry: IndexEntry, path: Path) -> dict[str, byt
     return samples[0][1]
 
 
-def view_sample(content: memoryview, entry: IndexEntry, path: Path) -> dict[str, memoryview]:
+def view_sample(content: memoryview, entry: IndexEntry, path: Path | Location) -> dict[str, memoryview]:
     """Return writable views of the values that `parse_sample` copies. Raises the same errors.
 
     Headers of `write_shard` are compared instead of being parsed by tarfile, which took ten times as long.
@@ -393,7 +394,7 @@ def _own_members(content: memoryview, entry: IndexEntry) -> dict[str, memoryview
     return members or None
 
 
-def _samples(file: io.BufferedIOBase, size: int, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _samples(file: io.BufferedIOBase, size: int, path: Path | Location) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield adjacent members grouped by key; return the position at which the members end."""
     try:
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
@@ -424,5 +425,5 @@ def _sample(key: str, members: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
     return values
 
 
-def _broken(path: Path, why: str) -> ImagemillError:
+def _broken(path: Path | Location, why: str) -> ImagemillError:
     return ImagemillError("not a readable shard", where=path, why=why, do="run `imagemill shards --overwrite`")

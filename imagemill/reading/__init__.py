@@ -14,8 +14,11 @@
 A reader sees the set that existed when it was opened: `--append` and `withdraw` do not disturb it. If the set is
 repacked, the reader raises `ShardsReplaced`.
 
-Sets are read from a file system, by their index. For tars behind a pipe or a URL, or without our index, use plain
-`webdataset.WebDataset`: they are ordinary WebDataset tars, but it ignores tombstones.
+In place of a folder, both take the URL at which `imagemill push` has published (`s3://bucket/prefix`, or `https://host/path`),
+with the same batches. A reader of a URL keeps the version that it opened.
+
+For tars behind a pipe, or without our index, use plain `webdataset.WebDataset`: they are ordinary WebDataset tars, but it ignores
+tombstones.
 
 The documents of a set are described in pipeline/shards/shard_sets.py, the bytes of a tar in formats/tar.py.
 

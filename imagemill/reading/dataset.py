@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from imagemill.errors import WrongUsage
+from imagemill.fs.location import is_url
 from imagemill.pipeline.shards.shard_manifest import specs_of_set
 from imagemill.pipeline.shards.shard_sets import MASK_MEMBER
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.reading.batches import Batch, BatchReader, Captions, Crop
 from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
+from imagemill.reading.published import Version, open_version
 from imagemill.reading.samples import short_name
-from imagemill.reading.sets import Bucket, empty_caption, open_buckets
+from imagemill.reading.sets import Bucket, empty_caption, open_buckets, open_published
 
 if TYPE_CHECKING:
     from imagemill.reading.loader import BatchPipeline, ShardLoader
@@ -62,7 +64,7 @@ class ShardDataset:
     start of the next epoch.
 
     Args:
-        folder: `shards/`, or one bucket folder in it.
+        folder: `shards/`, one bucket folder in it, or the URL of a published version.
         batch_size: per rank.
         members: to decode: `json` (which adds `caption`, `captions` and `repeats`), `vae`, `t5h`, `t5m`, `dinov3`, and further
             kinds. Without it `json`, `vae`, `t5h` and `t5m`; with captions="random" `json` and `vae`.
@@ -82,9 +84,12 @@ class ShardDataset:
         verify: read every tar once on opening and compare its checksum; sizes are always compared.
         rank: default RANK of the environment, else that of torch.distributed if it is initialised, else 0.
         world_size: default WORLD_SIZE of the environment, else that of torch.distributed if it is initialised, else 1.
+        object_storage: of a URL: settings as in imagemill.yaml; without them, AWS_ENDPOINT_URL, AWS_REGION and the environment's
+            credentials.
+        set_id: of a URL: id of each bucket's set, as under `sets` in a state; the current version without it.
 
     Raises:
-        MissingInput: see `open_buckets`.
+        MissingInput: see `open_buckets`; for a URL also `open_version`.
         ImagemillError: see `open_buckets`.
         WrongUsage: for an unknown name or value, or if this rank has no batch.
         ShardsReplaced: while iterating, if another set replaced the one that was opened.
@@ -110,6 +115,8 @@ class ShardDataset:
         verify: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        object_storage: Mapping[str, Any] | None = None,
+        set_id: Mapping[str, str] | None = None,
     ) -> None:
         self._order_given = order is not None or buffer is not None
         order = order or ("permutation" if buffer is None else "stream")
@@ -123,7 +130,12 @@ class ShardDataset:
         )
         self.rank, world_size = _node(rank, world_size)
         _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
-        self.buckets = open_buckets(Path(folder), allow_preview=allow_preview, verify=verify)
+        self._permitted = {"allow_preview": allow_preview, "verify": verify}
+        self._version = open_version(str(folder), object_storage, set_id) if is_url(folder) else None
+        if self._version:
+            self.buckets = open_published(self._version, **self._permitted)
+        else:
+            self.buckets = open_buckets(Path(folder), **self._permitted)
         self.plan = Plan(
             [_layout(bucket, repeats) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
         )
@@ -173,7 +185,8 @@ class ShardDataset:
         """Return a DataLoader over this dataset.
 
         Args:
-            num_workers: number of worker processes.
+            num_workers: number of worker processes; those of a URL are started by a fork server, so a script needs
+                `if __name__ == "__main__":`.
             options: options of torch's DataLoader (`pin_memory`, `prefetch_factor`, …).
 
         Raises:
@@ -184,6 +197,9 @@ class ShardDataset:
             raise WrongUsage(f"loader(): {decided[0]} is no option", why="the plan decides it", do=_DECIDED[decided[0]])
         from imagemill.reading.loader import ShardLoader
 
+        if self._version and num_workers:
+            # Requests in a forked process would never end, because this one has made some.
+            options.setdefault("multiprocessing_context", "forkserver")
         return ShardLoader(self, num_workers, options)
 
     def __getitem__(self, _: object) -> Batch:
@@ -240,20 +256,24 @@ class ShardDataset:
         """Return the position after the last delivered batch, and the plan it is valid for, as plain numbers and texts.
 
         Batches prefetched by workers are not counted, so that none are lost. The state is equal on all ranks at the
-        same step. It may be loaded with another number of workers, or of ranks if world_size × batch_size is the same.
+        same step. It may be loaded with another number of workers, or of ranks if world_size × batch_size is the same; that of
+        a folder for the URL where it was published, and the reverse. That of a URL also names the ids of its sets.
         """
-        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan)}
+        sets = {"sets": dict(self._version.sets)} if self._version else {}
+        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan), **sets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly at the position of `state_dict`, without reading earlier samples.
 
         If neither `order` nor `buffer` was given, the dataset continues in the order of the state. Earlier releases read
-        in the order `stream` by default.
+        in the order `stream` by default. Of a URL, the version of the state is opened if it is still there.
 
         Raises:
             WrongUsage: if the state belongs to another plan or another set of samples.
         """
         state = {"order": "stream", "buffer": BUFFER, **_DEFAULTS, **state}
+        if self._version and state.get("sets") and state["sets"] != self._version.sets:
+            self._reopen(self._version._replace(sets=state["sets"]))
         plan = self.plan
         if not self._order_given and state["order"] in get_args(Order):
             plan = replace(plan, order=state["order"], buffer=state["buffer"] if state["order"] == "stream" else BUFFER)
@@ -267,6 +287,13 @@ class ShardDataset:
             )
         self.plan = plan
         self._epoch, self._step = state["epoch"], state["step"]
+
+    def _reopen(self, version: Version) -> None:
+        """Read another version from now on."""
+        self._version, self.buckets = version, open_published(version, **self._permitted)
+        self.plan = replace(self.plan, buckets=[_layout(bucket, self._repeats) for bucket in self.buckets])
+        self._reader = self._reader.over(self.buckets)
+        self._samples_digest = {bucket.name: bucket.digest() for bucket in self.buckets}
 
     def _state_of(self, plan: Plan) -> dict[str, Any]:
         options = {"repeats": self._repeats, "captions": self._captions}

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader  # noqa: TID253
+from torch.utils.data import DataLoader, get_worker_info  # noqa: TID253
 from webdataset.pipeline import DataPipeline  # noqa: TID253
 from webdataset.utils import pytorch_worker_info  # noqa: TID253
 
 from imagemill.reading.batches import Batch, BatchReader
 from imagemill.reading.plan import Piece
+from imagemill.reading.published import exit_with_parent
 
 
 class BatchSource(Protocol):
@@ -72,6 +73,8 @@ class _WorkerShare:
     def __call__(self) -> Iterator[Piece]:
         """Yield the pieces from the dataset's position on, or from a loaded state."""
         _, _, worker, workers = pytorch_worker_info()
+        if get_worker_info() is not None:
+            exit_with_parent()
         taken = self._taken if self._start is None else 0
         self._start, self._taken = self._dataset.state_dict(), taken
         for piece in islice(self._dataset._pieces(), worker + taken * workers, None, workers):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
+from imagemill.fs.location import Location
 from imagemill.pipeline.shards.shard_manifest import Manifest, ModelEntry, specs_of_set
 from imagemill.pipeline.shards.shard_sets import MANIFEST
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import read_identity
 
 
-def refuse_preview(folder: Path, manifest: Manifest) -> None:
+def refuse_preview(folder: Path | Location, manifest: Manifest) -> None:
     """Raise ImagemillError if a preview model generated a kind of this set, or if that cannot be excluded.
 
     A manifest without a digest may have been edited. Its models count only if the data root around the set records the
@@ -26,7 +27,7 @@ def refuse_preview(folder: Path, manifest: Manifest) -> None:
             why="preview models have the shapes of the real ones and random weights: nothing can be learned from them",
             do="run imagemill with real models, or pass allow_preview=True to try a pipeline out",
         )
-    if not manifest.sealed and (unproven := _unproven(folder, manifest)):
+    if isinstance(folder, Path) and not manifest.sealed and (unproven := _unproven(folder, manifest)):
         raise ImagemillError(
             f"{folder.name} may contain output of a preview model: {', '.join(unproven)}",
             where=folder / MANIFEST,

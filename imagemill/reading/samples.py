@@ -12,8 +12,13 @@ from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import parse_npy
 from imagemill.formats.tar import view_sample
+from imagemill.fs.location import Location
 from imagemill.pipeline.shards.shard_sets import IndexLine
+from imagemill.reading.published import PublishedTars
 from imagemill.reading.tars import OpenedTars
+
+Tars = OpenedTars | PublishedTars
+Place = Path | Location
 
 
 def short_name(suffix: str) -> str:
@@ -21,7 +26,7 @@ def short_name(suffix: str) -> str:
     return suffix.removesuffix(".npy")
 
 
-def chosen_suffixes(names: Iterable[str], available: Sequence[str], where: Path) -> list[str]:
+def chosen_suffixes(names: Iterable[str], available: Sequence[str], where: Place) -> list[str]:
     """Return the suffixes of the members with these names; raise WrongUsage for a name that the set does not have."""
     suffixes = {short_name(suffix): suffix for suffix in available}
     names = list(names)
@@ -35,7 +40,7 @@ def chosen_suffixes(names: Iterable[str], available: Sequence[str], where: Path)
     return [suffixes[name] for name in names]
 
 
-def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str], buffer: memoryview) -> dict[str, Any]:
+def read_members(tars: Tars, line: IndexLine, suffixes: Sequence[str], buffer: memoryview) -> dict[str, Any]:
     """Decode only these members of one sample, by short name: `json` as a dict, the rest as arrays.
 
     Args:
@@ -48,15 +53,20 @@ def read_members(tars: OpenedTars, line: IndexLine, suffixes: Sequence[str], buf
         ShardsReplaced: if the tar no longer belongs to this set.
         ImagemillError: if the sample is not at its position, or a member is missing or damaged.
     """
-    path = tars.folder / line.shard
     filled = tars.read_into(line.shard, line.offset, buffer[: line.size])
-    values = view_sample(buffer[:filled], line.entry, path)
+    return decode_members(tars, line, suffixes, buffer[:filled])
+
+
+def decode_members(tars: Tars, line: IndexLine, suffixes: Sequence[str], data: memoryview) -> dict[str, Any]:
+    """Decode members of a sample that was read already; see `read_members`."""
+    path = tars.folder / line.shard
+    values = view_sample(data, line.entry, path)
     if missing := [suffix for suffix in suffixes if suffix not in values]:
         raise _damaged(path, line, f"it has no member {missing[0]}")
     return {short_name(suffix): _decoded(suffix, values[suffix], path, line) for suffix in suffixes}
 
 
-def _decoded(suffix: str, data: memoryview, path: Path, line: IndexLine) -> Any:
+def _decoded(suffix: str, data: memoryview, path: Place, line: IndexLine) -> Any:
     if suffix != "json":
         return parse_npy(data, path / f"{line.key}.{suffix}")
     record = parse_object(bytes(data))
@@ -65,7 +75,7 @@ def _decoded(suffix: str, data: memoryview, path: Path, line: IndexLine) -> Any:
     return record
 
 
-def _damaged(path: Path, line: IndexLine, why: str) -> ImagemillError:
+def _damaged(path: Place, line: IndexLine, why: str) -> ImagemillError:
     return ImagemillError(
         f"sample {line.image_id!r} is damaged",
         where=f"{path}, byte {line.offset}",

@@ -29,13 +29,17 @@ from imagemill.domain.embedding_specs import latent_shape
 from imagemill.domain.ids import member_key
 from imagemill.domain.latent_boxes import encoded_box
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.formats.npy import read_npy
-from imagemill.fs.fingerprints import fingerprint_file, signature_bytes
+from imagemill.formats.npy import parse_npy, read_npy
+from imagemill.formats.published import SETS, tar_key
+from imagemill.fs.fingerprints import RunningFingerprint, fingerprint, fingerprint_file, signature_bytes
+from imagemill.fs.location import is_url
+from imagemill.fs.objects import PART_BYTES
 from imagemill.fs.swap import read_unswapped
-from imagemill.pipeline.shards.shard_manifest import Manifest, empty_caption_name, latent_size
+from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry, empty_caption_name, latent_size
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, load_manifest
 from imagemill.reading.preview import refuse_preview
-from imagemill.reading.samples import read_members
+from imagemill.reading.published import PublishedTars, Version, open_version
+from imagemill.reading.samples import Place, Tars, read_members
 from imagemill.reading.tars import OpenedTars
 
 _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
@@ -49,10 +53,10 @@ class Bucket:
     """
 
     name: str
-    folder: Path
+    folder: Place
     manifest: Manifest
     lines: Sequence[IndexLine]
-    tars: OpenedTars
+    tars: Tars
 
     @property
     def latent_size(self) -> tuple[int, int]:
@@ -106,6 +110,26 @@ def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = Fa
     )
     if not buckets:
         raise MissingInput(f"no shards in {folder}", do="imagemill run, or give the folder that holds bucket_<bucket>/")
+    return _checked(buckets, allow_preview=allow_preview, verify=verify)
+
+
+def open_published(version: Version, *, allow_preview: bool = False, verify: bool = False) -> tuple[Bucket, ...]:
+    """Open the sets of a published version, by name. Arguments and errors as for `open_buckets`."""
+    with version.documents() as folders:
+        manifests = {bucket: load_manifest(folder) for bucket, folder in folders.items()}
+        keys = [tar_key(shard.checksum) for manifest in manifests.values() for shard in manifest.shards]
+        found = version.find_tars(keys)
+        buckets = []
+        for name, folder in sorted(folders.items()):
+            tars = version.tars(name, manifests[name], folder, found)
+            bucket = Bucket(manifests[name].bucket, tars.folder, manifests[name], live_lines(folder), tars)
+            _refuse_disagreement(bucket)
+            buckets.append(bucket)
+    return _checked(tuple(buckets), allow_preview=allow_preview, verify=verify)
+
+
+def _checked(buckets: tuple[Bucket, ...], *, allow_preview: bool, verify: bool) -> tuple[Bucket, ...]:
+    """Return the buckets unless they contradict each other or may not be read."""
     refuse_twice(buckets)
     for bucket in buckets:
         if not bucket.manifest.sealed:
@@ -140,7 +164,14 @@ def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
             do=_WRITE_AGAIN,
         )
     ((content, bucket),) = states.items()
-    return read_npy(bucket.folder / empty_caption_name(kind), content=content)
+    name = empty_caption_name(kind)
+    if isinstance(bucket.tars, PublishedTars):
+        data = bucket.tars.store.read(f"{SETS}/{bucket.folder.name}/{name}")[0]
+        if fingerprint(data) != content:
+            raise ImagemillError(f"{name} is damaged", where=bucket.folder, do="imagemill push --verify")
+        return parse_npy(memoryview(bytearray(data)), bucket.folder / name)
+    assert isinstance(bucket.folder, Path)
+    return read_npy(bucket.folder / name, content=content)
 
 
 def refuse_twice(buckets: Sequence[Bucket]) -> None:
@@ -156,7 +187,7 @@ def refuse_twice(buckets: Sequence[Bucket]) -> None:
 
 
 def _live_twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
-    places = one.folder.name if one is other else f"{one.folder.name} and {other.folder.name}"
+    places = f"bucket_{one.name}" if one is other else f"bucket_{one.name} and bucket_{other.name}"
     return ImagemillError(
         f"{image_id!r} is live twice, in {places}",
         where=other.folder,
@@ -169,13 +200,22 @@ def _refuse_damaged(bucket: Bucket) -> None:
     """Raise ImagemillError if a tar does not match the manifest's checksum."""
     for shard in bucket.manifest.shards:
         path = bucket.folder / shard.name
-        if fingerprint_file(path) != shard.checksum:
+        if _fingerprint_of(bucket, shard) != shard.checksum:
             raise ImagemillError(
                 f"{bucket.folder.name}/{shard.name} is damaged",
                 where=path,
                 why="its bytes do not have the manifest's checksum",
                 do=f"copy the folder again, or {_WRITE_AGAIN}",
             )
+
+
+def _fingerprint_of(bucket: Bucket, shard: ShardEntry) -> str:
+    if not isinstance(bucket.tars, PublishedTars):
+        return fingerprint_file(bucket.tars.folder / shard.name)
+    digest = RunningFingerprint()
+    for start in range(0, shard.bytes, PART_BYTES):
+        digest.update(bucket.tars.read(shard.name, start, min(PART_BYTES, shard.bytes - start)))
+    return str(digest)
 
 
 def _read_bucket(folder: Path) -> Bucket | None:
@@ -192,14 +232,19 @@ def _read_bucket(folder: Path) -> Bucket | None:
             do=f"{_WRITE_AGAIN}; foreign tars: webdataset.WebDataset",
         ) from error
     bucket = Bucket(manifest.bucket, folder, manifest, live_lines(folder), OpenedTars.of(folder, manifest))
+    _refuse_disagreement(bucket)
+    return bucket
+
+
+def _refuse_disagreement(bucket: Bucket) -> None:
+    """Raise ImagemillError if index, manifest and tars of a set do not belong together."""
     if problem := _disagreement(bucket):
         raise ImagemillError(
-            f"{folder.name}: its index files and tars do not match",
-            where=folder,
+            f"{bucket.folder.name}: its index files and tars do not match",
+            where=bucket.folder,
             why=problem,
             do=f"copy the folder whole, or {_WRITE_AGAIN}",
         )
-    return bucket
 
 
 def _disagreement(bucket: Bucket) -> str | None:
@@ -234,9 +279,23 @@ class ShardSet(Mapping[str, dict[str, Any]]):
         self._places = {line.image_id: (bucket, line) for bucket in buckets for line in bucket.lines}
 
     @classmethod
-    def open(cls, folder: str | Path, *, allow_preview: bool = False, verify: bool = False) -> "ShardSet":
-        """Open a shards folder or one of its bucket folders; arguments and errors as for `open_buckets`."""
-        return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        allow_preview: bool = False,
+        verify: bool = False,
+        object_storage: Mapping[str, Any] | None = None,
+        set_id: Mapping[str, str] | None = None,
+    ) -> "ShardSet":
+        """Open a shards folder, one of its bucket folders, or the URL of a published version.
+
+        Arguments and errors are those of `open_buckets`, for a URL also those of `open_version`.
+        """
+        if not is_url(folder):
+            return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
+        version = open_version(str(folder), object_storage, set_id)
+        return cls(open_published(version, allow_preview=allow_preview, verify=verify))
 
     def empty_caption(self, kind: str) -> np.ndarray:
         """Return the state of the empty caption, for classifier-free guidance, as stored: float16 (77, 1024) for `t5_hidden`.

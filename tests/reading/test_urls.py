@@ -1,0 +1,304 @@
+"""Sets that are published: the same batches as from the disk, from object storage and from a web server.
+
+Spec: docs/spec/object-storage.md#reading
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+import torch
+
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
+from imagemill.fs.blobs import Blob, StorageSettings
+from imagemill.fs.fingerprints import fingerprint
+from imagemill.fs.location import Location
+from imagemill.fs.objects import Objects
+from imagemill.pipeline.push import Publisher, PushRequest
+from imagemill.reading import ShardDataset, ShardSet, ShardsReplaced
+from imagemill.reading.published import Version
+from imagemill.store.ledger import Ledger
+from tests.helpers.product import PROJECT
+from tests.helpers.s3 import SECRET, Cut, fault_proxy, s3_server
+from tests.helpers.shard_sets import change_manifest, publish, shard_set
+
+SIZES = {f"wide{n}": (1216, 832) for n in range(7)} | {f"square{n}": (1024, 1024) for n in range(5)}
+STORAGE = {"allow_http": True}
+OPTIONS = {"batch_size": 2, "members": ("json", "vae", "dinov3")}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as running:
+        running.make_bucket("training")
+        yield running
+
+
+@pytest.fixture
+def proxy(server, monkeypatch):
+    with fault_proxy(server) as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture
+def root(tmp_path):
+    return shard_set(tmp_path / "data", SIZES)
+
+
+@pytest.fixture
+def url(root, proxy):
+    location = Location("s3", "training", f"test-{time.time_ns()}")
+    push(root, location)
+    return str(location)
+
+
+def push(root, location):
+    where = (
+        location if isinstance(location, Location) else Location("s3", *location.removeprefix("s3://").split("/", 1))
+    )
+    store = Objects(where, StorageSettings(allow_http=True))
+    Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").push(PushRequest())
+
+
+def remote(url, **options):
+    return ShardDataset(url, object_storage=STORAGE, **{**OPTIONS, **options})
+
+
+def plain(batch):
+    """Return a batch as values that can be compared."""
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else [v.tolist() for v in value]
+        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor) else value
+        for name, value in batch.items()
+    }  # fmt: skip
+
+
+def batches(source, epochs=1):
+    return [plain(batch) for _ in range(epochs) for batch in source]
+
+
+def test_batches_are_those_of_the_folder(root, url):
+    local, published = ShardDataset(root.shards, **OPTIONS), remote(url)
+
+    assert batches(published, 3) == batches(local, 3)
+
+
+@pytest.mark.parametrize("context", [None, "spawn"])
+def test_workers_deliver_the_batches_of_the_folder(root, url, context):
+    """The parent has used the store before."""
+    expected = batches(ShardDataset(root.shards, **OPTIONS), 3)
+    dataset = remote(url)
+    options = {"multiprocessing_context": context} if context else {}
+    began = time.monotonic()
+    loader = dataset.loader(num_workers=2, **options)
+
+    first = next(iter(loader))
+
+    assert time.monotonic() - began < 60  # 20 on a machine that does nothing else
+    assert plain(first) == expected[0]
+    dataset.set_epoch(0)
+    assert batches(dataset.loader(num_workers=2, **options), 3) == expected
+
+
+def test_forked_workers_say_what_to_do(url):
+    loader = remote(url).loader(num_workers=1, multiprocessing_context="fork")
+    began = time.monotonic()
+
+    with pytest.raises(ImagemillError, match="multiprocessing_context"):
+        next(iter(loader))
+
+    assert time.monotonic() - began < 20
+
+
+def test_state_continues_in_the_folder_and_at_the_url(root, url):
+    local, published = ShardDataset(root.shards, **OPTIONS), remote(url)
+    for one, other in ((local, published), (published, local)):
+        one.set_epoch(0)
+        expected, steps = batches(one), iter(one)
+        one.set_epoch(0)
+        for _ in range(3):
+            next(steps)
+        other.load_state_dict(one.state_dict())
+        assert batches(other) == expected[3:]
+
+
+def test_single_samples_are_those_of_the_folder(root, url):
+    local, published = ShardSet.open(root.shards), ShardSet.open(url, object_storage=STORAGE)
+
+    assert list(published) == list(local)
+    for image_id in local:
+        for name, value in local[image_id].items():
+            found = published[image_id][name]
+            assert np.array_equal(found, value) if isinstance(value, np.ndarray) else found == value
+
+
+def test_state_of_a_kept_version_opens_it(root, url):
+    before = remote(url)
+    steps = iter(before)
+    next(steps)
+    state, expected = before.state_dict(), batches(steps)
+    publish(root, "update", withdrawn=["wide1"])
+    push(root, url)
+
+    now = remote(url)
+    assert now.samples == 11
+    now.load_state_dict(state)
+
+    assert now.samples == 12
+    assert batches(now) == expected
+    assert ShardSet.open(url, object_storage=STORAGE, set_id=state["sets"]).keys() == SIZES.keys()
+
+
+def test_reader_keeps_its_version_until_it_is_deleted(root, url):
+    dataset = remote(url)
+    expected = batches(dataset)
+    publish(root, "replace", withdrawn=["wide1"])
+    push(root, url)
+    dataset.set_epoch(0)
+    assert batches(dataset) == expected
+
+    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
+    store = Objects(where, StorageSettings(allow_http=True))
+    Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").collect(now=True)
+    dataset.set_epoch(0)
+    with pytest.raises(ShardsReplaced, match="was removed"):
+        batches(dataset)
+
+
+def test_only_the_chosen_samples_are_read(url, proxy):
+    dataset = remote(url)
+    proxy.clear()
+
+    batches(dataset)
+
+    assert len(proxy.requests) == len(SIZES)
+    assert all(request.headers.get("if-match") and request.headers.get("range") for request in proxy.requests)
+
+
+def test_broken_connections_change_nothing(root, url, proxy):
+    expected = batches(ShardDataset(root.shards, **OPTIONS))
+    proxy.fault = lambda request: Cut(0.3) if request.number % 5 == 0 else None
+
+    assert batches(remote(url)) == expected
+
+
+def test_web_server_is_read_too(root, url, proxy):
+    proxy.public = True
+    expected = batches(ShardDataset(root.shards, **OPTIONS))
+
+    assert batches(ShardDataset(url.replace("s3://", f"{proxy.url}/"), **OPTIONS)) == expected
+
+
+def test_refusals(root, url, proxy, tmp_path):
+    with pytest.raises(MissingInput, match="nothing is published there"):
+        remote("s3://training/nothing")
+    with pytest.raises(WrongUsage, match="object_storage cannot be used"):
+        ShardSet.open(url, object_storage={"end_point": "x"})
+    with pytest.raises(WrongUsage, match="cannot use gs://training/x"):
+        remote("gs://training/x")
+
+
+def test_pickled_dataset_contains_no_secret(url):
+    assert SECRET.encode() not in pickle.dumps(remote(url))
+
+
+def test_local_sets_need_no_package(root):
+    code = (
+        f"import sys; from imagemill.reading import ShardDataset; list(ShardDataset({str(root.shards)!r}, 2));"
+        "assert 'obstore' not in sys.modules and 'botocore' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_no_worker_is_left_after_the_trainer_was_killed(root, url, published, tmp_path):
+    source = url if published else str(root.shards)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time\n"
+        "from imagemill.reading import ShardDataset\n"
+        "if __name__ == '__main__':\n"
+        f"    storage = {STORAGE!r} if '://' in sys.argv[1] else None\n"
+        "    dataset = ShardDataset(sys.argv[1], 2, members=('json',), object_storage=storage, repeat=True)\n"
+        "    for batch in dataset.loader(num_workers=2):\n"
+        "        print('batch', flush=True)\n"
+        "        time.sleep(0.2)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, script, source], stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    assert process.stdout.readline() == "batch\n"
+    workers = [pid for pid in members_of(process.pid) if pid != process.pid]
+    assert workers
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    for _ in range(40):
+        left = [pid for pid in members_of(process.pid) if is_alive(pid)]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert left == []
+
+
+def members_of(session):
+    """Return the processes of a session."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if os.getsid(int(entry)) == session:
+                    found.append(int(entry))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_web_server_without_strong_tags_is_refused():
+    class Server:
+        location = Location("https", "host", "cats")
+
+        def head(self, key):
+            return Blob(key, 1, 'W/"1"', datetime.now(UTC))
+
+    with pytest.raises(ImagemillError, match="the web server gives no strong ETags"):
+        Version(Server(), {}).find_tars(["tars/a.tar"])
+
+
+def test_state_of_the_empty_caption_is_that_of_the_folder(root, proxy):
+    state = np.full((77, 1024), 0.5, np.float16)
+    for folder in root.shards.glob("bucket_*"):
+        np.save(folder / "empty-t5_hidden.npy", state)
+        content = fingerprint((folder / "empty-t5_hidden.npy").read_bytes())
+        change_manifest(folder, empty_captions={"t5_hidden": content})
+    where = Location("s3", "training", f"empty-{time.time_ns()}")
+    push(root, where)
+    published = ShardSet.open(str(where), object_storage=STORAGE)
+
+    assert np.array_equal(published.empty_caption("t5_hidden"), state)
+
+    store = Objects(where, StorageSettings(allow_http=True))
+    for page in store.list("sets"):
+        for blob in page:
+            if blob.key.endswith("empty-t5_hidden.npy"):
+                store.put(blob.key, b"x")
+    with pytest.raises(ImagemillError, match="is damaged"):
+        published.empty_caption("t5_hidden")
