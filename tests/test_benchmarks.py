@@ -28,6 +28,7 @@ SMALL = {
         "--samples", "16", "--sample-kb", "2", "--tars", "2", "--classes", "4", "--batch-size", "4",
         "--rounds", "1", "--seconds", "0.1",
     ],
+    "reading_url": ["--samples", "32", "--sample-kb", "2", "--opened-samples", "40", "--rounds", "1", "--seconds", "0.1"],
     "partition_statistics": ["--images", "8", "--rounds", "1"],
     "postgresql": ["--images", "8", "--rounds", "1"],
     "rescale": ["--images", "64", "--rounds", "1", "--compared", "1", "--worker-rounds", "1", "--repeat", "2"],

@@ -9,6 +9,7 @@ import msgspec
 from dagster_project.cli.options import root_options
 from dagster_project.snapshot import names_state, read_snapshot
 from imagemill.fs.folders import is_folder
+from imagemill.fs.location import parse_location
 from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.pipeline.image_states import read_states
 from imagemill.pipeline.problem_list import renames_line
@@ -18,29 +19,34 @@ from imagemill.pipeline.stage2.models_in_use import preview_notice
 from imagemill.pipeline.status import Status, input_lines, ledger_of_runs, read_status
 from imagemill.store.ledger.overview import Overview
 from imagemill.store.locations import gone
-from imagemill.text.units import counted
+from imagemill.text.units import as_size, counted
 
 SHOWN = 20
 
 
 @click.command("status")
+@click.argument("url", required=False, metavar="[URL]")
 @click.option("--fresh", is_flag=True, help="Look at every file instead of reporting the end of the last command.")
 @click.option("--since", metavar="TIME", help="What changed since then: 24h, 7d, 2026-11-24, or the id of a run.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @root_options
-def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> None:
-    """Count images, embeddings, records, shards, and inputs that did not reach the output.
+def command(session: Session, url: str | None, fresh: bool, since: str | None, as_json: bool) -> None:
+    """Count images, embeddings, records, shards, and inputs that did not reach the output; of URL, what is published there.
 
     The state is that at the end of the last command; only the names in approved/ are compared with it.
     """
+    if url is not None:
+        _print_published(session, url, as_json=as_json)
+        return
     if since is not None:
         _print_changes(session, since, as_json=as_json)
         return
     snapshot = None if fresh or not is_folder(session.root.approved) else read_snapshot(session.root)
-    status, lost = snapshot.status if snapshot else read_status(session), gone(session.root)
+    inventory = session.overview()
+    status, lost = snapshot.status if snapshot else read_status(session, inventory=inventory), gone(session.root)
     changed = bool(snapshot and snapshot.names != names_state(session))
     if as_json:
-        with closing(Overview(read_states(session).rows)) as table:
+        with closing(Overview(read_states(session, inventory).rows)) as table:
             filters = table.named_counts()
         document = {**msgspec.to_builtins(status), "filters": filters, "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()},
@@ -57,6 +63,25 @@ def command(session: Session, fresh: bool, since: str | None, as_json: bool) -> 
         click.echo(line)
     for name, place in lost.items():
         click.echo(f"gone        {name}: the recorded folder {place} does not exist")
+
+
+def _print_published(session: Session, url: str, *, as_json: bool) -> None:
+    from imagemill.fs.objects import Objects
+    from imagemill.reading.published import read_published
+
+    found = read_published(Objects(parse_location(url, "URL"), session.storage()))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    click.echo(f"published   version {found.version}, {found.time:%Y-%m-%d %H:%M:%S} UTC, by data root {found.root}")
+    if found.preview:
+        click.echo("model       preview models made arrays of it: nothing can be learned from them")
+    for bucket, one in found.buckets.items():
+        contents = f"{counted(one.samples, 'sample')} in {counted(one.tars, 'shard')}, {as_size(one.bytes)}"
+        click.echo(f"bucket      {bucket:<10} {contents}")
+    for each in found.previous:
+        until = f"{each.until:%Y-%m-%d %H:%M:%S} UTC"
+        click.echo(f"replaced    version {each.version}, {until}; still readable if nothing was deleted")
 
 
 def _print_changes(session: Session, since: str, *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from imagemill.pipeline.curation.near_duplicates import duplicates_in, read_grou
 from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import ledger_of_runs
 from imagemill.store.ledger.overview import ImageState, Overview
 
@@ -37,13 +38,17 @@ class States(NamedTuple):
     folders: set[str]
 
 
-def read_states(session: Session) -> States:
+def read_states(session: Session, inventory: Inventory | None = None) -> States:
     """Gather the state of a data root.
+
+    Args:
+        session: the session of the data root.
+        inventory: a listing that the caller has made; a new one without it.
 
     Raises:
         MissingInput: if nothing has run, or the folder of images is gone.
     """
-    inventory = session.overview()
+    inventory = inventory or session.overview()
     scan = inventory.scan
     ledger = ledger_of_runs(session)
     standing = Standing.read(inventory, ledger, current_problems(scan, ledger), captioned=session.captioned)

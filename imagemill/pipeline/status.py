@@ -24,6 +24,7 @@ from imagemill.pipeline.problem_list import InputProblem, current_problems, list
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_manifest import CropStatistics
 from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import DECISIONS, Ledger, Problem
 from imagemill.store.locations import nothing_has_run
@@ -150,14 +151,17 @@ def _is_left_out(problem: Problem, inputs: InputSettings, scan: Scan) -> bool:
     return unread and image_id_of(problem.item) not in scan.sources
 
 
-def read_status(session: Session, embedded: frozenset[str] | set[str] = frozenset()) -> Status:
+def read_status(
+    session: Session, embedded: frozenset[str] | set[str] = frozenset(), inventory: Inventory | None = None
+) -> Status:
     """Gather the state of a data root from listings, ledger, records and manifests.
 
     Args:
         session: the session of the data root.
         embedded: images for which the calling command made a file.
+        inventory: a listing that the caller has made; a new one without it.
     """
-    inventory, status = session.overview(), Status()
+    inventory, status = inventory or session.overview(), Status()
     scan = inventory.scan  # before the ledger: a missing folder of images is reported first
     ledger = ledger_of_runs(session)
     problems = current_problems(scan, ledger)

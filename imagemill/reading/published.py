@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,18 +23,19 @@ import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, Pointer, Sets, decode_pointer, set_key
+from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, Pointer, Sets, decode_pointer, set_key, version_of
 from imagemill.fs.blobs import Blob, Changed, Missing, StorageSettings
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.location import Location, parse_location
 from imagemill.fs.objects import Objects
-from imagemill.pipeline.shards.shard_manifest import Manifest
+from imagemill.pipeline.shards.shard_manifest import Manifest, decode_manifest
 from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, TOMBSTONES
 from imagemill.reading.tars import ShardsReplaced
 
-# Requests of one process at a time, and samples that are asked for ahead of the one that is needed.
-CONNECTIONS = 16
+# Samples that are asked for ahead of those that are needed, and requests of one process at a time. With a latency of 20 ms and
+# 100 MB/s per connection, 32 connections read 1.4 times as fast as 16 (`python -m benchmarks.reading_url`).
 SAMPLES_AHEAD = 32
+CONNECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,46 @@ def open_version(url: str, object_storage: Mapping[str, Any] | None = None, set_
     store = Objects(location, settings)
     sets = dict(set_id) if set_id else _of_rank_0(lambda: _current(store).sets)
     return Version(store, {bucket: sets[bucket] for bucket in BUCKETS if bucket in sets})
+
+
+class PublishedBucket(msgspec.Struct):
+    """The published set of a bucket. `bytes`: of its tars."""
+
+    set_id: str
+    samples: int
+    tars: int
+    bytes: int
+
+
+class ReplacedVersion(msgspec.Struct):
+    """A version that was replaced."""
+
+    version: str
+    until: datetime
+
+
+class PublishedStatus(msgspec.Struct):
+    """What is published at a URL; see `Pointer`."""
+
+    url: str
+    version: str
+    root: str
+    time: datetime
+    preview: bool
+    buckets: dict[str, PublishedBucket]
+    previous: list[ReplacedVersion]
+
+
+def read_published(store: Objects) -> PublishedStatus:
+    """Read what is published at a place. Raises as `open_version`."""
+    pointer = _current(store)
+    buckets = {}
+    for bucket, identifier in pointer.sets.items():
+        manifest = decode_manifest(msgspec.json.decode(store.read(set_key(identifier, MANIFEST))[0]))
+        buckets[bucket] = PublishedBucket(identifier, manifest.samples, len(manifest.shards), manifest.bytes)
+    previous = [ReplacedVersion(version_of(each.sets), each.until) for each in pointer.previous]
+    version = version_of(pointer.sets)
+    return PublishedStatus(str(store.location), version, pointer.root, pointer.time, pointer.preview, buckets, previous)
 
 
 def _current(store: Objects) -> Pointer:

@@ -20,6 +20,9 @@ OTHERS = {
     ("preset convert", "--annotations"): "one file; the launchpad takes one of each split",
     ("preset convert", "--split"): "the split of --annotations",
     ("preset coord", "--workers"): "accepted without effect",
+    ("push", "--allow-preview"): "publishes what is packed; packing has its own",
+    ("push", "--bucket"): "the sets to publish",
+    ("push", "--dry-run"): "what would be sent",
     ("validate", "--max-pixels"): "a limit that records must keep",
 }  # fmt: skip
 

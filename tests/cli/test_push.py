@@ -392,6 +392,25 @@ def test_command_publishes_and_says_so(packed, location, proxy):
     assert [p for p in packed.path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
+def test_status_of_a_url(packed, root, location, proxy):
+    push(root, location)
+    publish(root, "update", withdrawn=["wide7"], shard_size=2)
+    version = push(root, location).version
+
+    lines = product(packed, "status", str(location)).splitlines()
+
+    assert lines[0].startswith(f"published   version {version}, ")
+    assert lines[0].endswith(" UTC, by data root root")
+    assert [line.split()[:4] for line in lines[1:3]] == [
+        ["bucket", "1024x1024", "4", "samples"],
+        ["bucket", "1216x832", "7", "samples"],
+    ]
+    assert lines[3].startswith("replaced    version ")
+    found = json.loads(product(packed, "status", str(location), "--json"))
+    assert (found["version"], found["buckets"]["1216x832"]["samples"]) == (version, 7)
+    assert "nothing is published there" in product(packed, "status", f"{location}-no", code=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
