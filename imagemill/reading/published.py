@@ -191,7 +191,7 @@ class ReplacedVersion(msgspec.Struct):
 
 
 class PublishedStatus(msgspec.Struct):
-    """What is published at a URL; see `Pointer`."""
+    """The version at a URL; see `Pointer`."""
 
     url: str
     version: str
