@@ -35,7 +35,7 @@ COPY requirements.lock pyproject.toml /opt/imagemill/
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --verify-hashes \
         --constraints /opt/imagemill/requirements.lock --requirements /opt/imagemill/pyproject.toml \
-        --extra heic --extra parquet --extra postgres
+        --extra heic --extra parquet --extra postgres --extra s3
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=tools,source=/wheels,target=/wheels \
     /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --no-deps --offline /wheels/*.whl
