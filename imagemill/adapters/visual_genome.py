@@ -3,7 +3,7 @@
     objects.json       [{"image_id": 1, "objects": [{"names": ["clock"], "x": 421, "y": 91, "w": 79, "h": 339}]}]
     image_data.json    [{"image_id": 1, "width": 800, "height": 600, "url": "https://…/VG_100K_2/1.jpg"}]
 
-There are only boxes. The first of an object's names is its text. Objects of one image with equal text and box are one
+There are only boxes. The first of an object's names is its text. GenomeObjects of one image with equal text and box are one
 object. Early releases call the `image_id` of images `id`.
 
 Reference: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
@@ -45,7 +45,7 @@ class Object(msgspec.Struct):
     names: list[Any] | str = []
 
 
-class Objects(msgspec.Struct):
+class GenomeObjects(msgspec.Struct):
     """The objects of one image.
 
     They stay bytes until they are decoded one by one, so that a malformed one does not affect the others.
@@ -85,7 +85,7 @@ def _by_image(source: Source) -> dict[int, list[msgspec.Raw]]:
     Entries of one image form one record; an entry with the same bytes as an earlier one adds nothing.
     """
     entries: dict[int, list[list[msgspec.Raw]]] = defaultdict(list)
-    for entry in source.each(Objects, source.read(list[msgspec.Raw]), "image", aliases=ALIASES):
+    for entry in source.each(GenomeObjects, source.read(list[msgspec.Raw]), "image", aliases=ALIASES):
         of_image = entries[entry.image_id]
         if of_image:
             source.drop("duplicate_image", source.image_name(entry.image_id), detail=f"image id {entry.image_id}")

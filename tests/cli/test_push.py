@@ -1,6 +1,6 @@
 """`imagemill push`: versions of the shard sets in object storage, through faults, kills and other writers.
 
-Spec: docs/spec/object-storage.md#push
+Spec: docs/spec/object-storage.md#push, docs/spec/object-storage.md#conditions, docs/spec/object-storage.md#deletion
 """
 
 import json

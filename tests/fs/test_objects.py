@@ -1,4 +1,7 @@
-"""Object storage, on moto's server and through a proxy that makes faults."""
+"""Object storage, on moto's server and through a proxy that makes faults.
+
+Spec: docs/spec/object-storage.md#settings, docs/spec/object-storage.md#failures
+"""
 
 import os
 import pickle
