@@ -3,7 +3,7 @@
     objects.json       [{"image_id": 1, "objects": [{"names": ["clock"], "x": 421, "y": 91, "w": 79, "h": 339}]}]
     image_data.json    [{"image_id": 1, "width": 800, "height": 600, "url": "https://…/VG_100K_2/1.jpg"}]
 
-There are only boxes. The first of an object's names is its text. GenomeObjects of one image with equal text and box are one
+There are only boxes. The first of an object's names is its text. Objects of one image with equal text and box are one
 object. Early releases call the `image_id` of images `id`.
 
 Reference: homes.cs.washington.edu/~ranjay/visualgenome, "API, data format".
