@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import msgspec
+
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.fs.blobs import AnswerLost, Blob, Changed, Exists, Missing, StorageSettings, StoreFailed
 from imagemill.fs.location import Location, redact
@@ -66,7 +68,12 @@ class Objects:
         self._listed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.location, self.settings)
+        # A fork server keeps the environment that it was started in, so address and region travel. Credentials do not.
+        endpoint = self._endpoint and redact(self._endpoint)
+        return type(self), (
+            self.location,
+            msgspec.structs.replace(self.settings, endpoint=endpoint, region=self._region),
+        )
 
     @cached_property
     def _store(self) -> Any:

@@ -24,7 +24,7 @@ from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_li
 from imagemill.reading.batches import Batch, BatchReader, Captions, Crop
 from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
-from imagemill.reading.published import Version, open_version
+from imagemill.reading.published import open_version
 from imagemill.reading.samples import short_name
 from imagemill.reading.sets import Bucket, empty_caption, open_buckets, open_published
 
@@ -159,7 +159,7 @@ class ShardDataset:
             repeated=repeats,
         )
         self._repeat, self._repeats, self._captions = repeat, repeats, captions
-        self._samples_digest = {bucket.name: bucket.digest() for bucket in self.buckets}
+        self._samples_digest = _digest_of(self.buckets)
         self._epoch, self._step = 0, 0
 
     def __len__(self) -> int:
@@ -227,11 +227,11 @@ class ShardDataset:
         return BatchPipeline(self)
 
     def _pieces(self) -> Iterator[Piece]:
-        epoch, step = self._epoch, self._step
-        yield from self.plan.pieces(epoch, self.rank, step)
+        plan, epoch, step = self.plan, self._epoch, self._step
+        yield from plan.pieces(epoch, self.rank, step)
         while self._repeat:
             epoch += 1
-            yield from self.plan.pieces(epoch, self.rank)
+            yield from plan.pieces(epoch, self.rank)
 
     def _followed(self, batches: Any) -> Iterator[Batch]:
         epoch = self._epoch
@@ -260,7 +260,7 @@ class ShardDataset:
         a folder for the URL where it was published, and the reverse. That of a URL also names the ids of its sets.
         """
         sets = {"sets": dict(self._version.sets)} if self._version else {}
-        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan), **sets}
+        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan, self._samples_digest), **sets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly at the position of `state_dict`, without reading earlier samples.
@@ -272,12 +272,15 @@ class ShardDataset:
             WrongUsage: if the state belongs to another plan or another set of samples.
         """
         state = {"order": "stream", "buffer": BUFFER, **_DEFAULTS, **state}
-        if self._version and state.get("sets") and state["sets"] != self._version.sets:
-            self._reopen(self._version._replace(sets=state["sets"]))
-        plan = self.plan
+        version, buckets, digest, plan = self._version, self.buckets, self._samples_digest, self.plan
+        if version and state.get("sets") and state["sets"] != version.sets:
+            version = version._replace(sets=state["sets"])
+            buckets = open_published(version, **self._permitted)
+            digest = _digest_of(buckets)
+            plan = replace(plan, buckets=[_layout(bucket, self._repeats) for bucket in buckets])
         if not self._order_given and state["order"] in get_args(Order):
             plan = replace(plan, order=state["order"], buffer=state["buffer"] if state["order"] == "stream" else BUFFER)
-        now = {**_DEFAULTS, **self._state_of(plan)}
+        now = {**_DEFAULTS, **self._state_of(plan, digest)}
         if differing := [name for name in now if state.get(name) != now[name]]:
             name = differing[0]
             raise WrongUsage(
@@ -285,17 +288,13 @@ class ShardDataset:
                 why="a position means the same batch only in the same order of the same samples",
                 do="restore what differs, or begin the next epoch with set_epoch",
             )
-        self.plan = plan
+        reader = self._reader if buckets is self.buckets else self._reader.over(buckets)
+        # Nothing can fail from here on, so a refused state changes nothing.
+        self._version, self.buckets, self._samples_digest = version, buckets, digest
+        self.plan, self._reader = plan, reader
         self._epoch, self._step = state["epoch"], state["step"]
 
-    def _reopen(self, version: Version) -> None:
-        """Read another version from now on."""
-        self._version, self.buckets = version, open_published(version, **self._permitted)
-        self.plan = replace(self.plan, buckets=[_layout(bucket, self._repeats) for bucket in self.buckets])
-        self._reader = self._reader.over(self.buckets)
-        self._samples_digest = {bucket.name: bucket.digest() for bucket in self.buckets}
-
-    def _state_of(self, plan: Plan) -> dict[str, Any]:
+    def _state_of(self, plan: Plan, digest: Mapping[str, str]) -> dict[str, Any]:
         options = {"repeats": self._repeats, "captions": self._captions}
         return {
             "seed": plan.seed,
@@ -303,9 +302,13 @@ class ShardDataset:
             "buffer": plan.buffer if plan.order == "stream" else None,
             "tail": plan.tail,
             "global_batch": plan.global_batch,
-            "samples": self._samples_digest,
+            "samples": digest,
             **{name: value for name, value in options.items() if value != _DEFAULTS[name]},
         }
+
+
+def _digest_of(buckets: Sequence[Bucket]) -> dict[str, str]:
+    return {bucket.name: bucket.digest() for bucket in buckets}
 
 
 def _layout(bucket: Bucket, repeats: bool) -> BucketLayout:

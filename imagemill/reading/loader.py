@@ -51,7 +51,7 @@ class BatchPipeline(DataPipeline):
     def __init__(self, dataset: BatchSource) -> None:
         # Shared by the copies that `compose` makes.
         self._share = _WorkerShare(dataset)
-        super().__init__(self._share, dataset._reader)
+        super().__init__(self._share, self._share.read)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the start of the iteration as `ShardDataset.state_dict` does, and this worker's batches since then."""
@@ -80,6 +80,10 @@ class _WorkerShare:
         for piece in islice(self._dataset._pieces(), worker + taken * workers, None, workers):
             self._taken += 1
             yield piece
+
+    def read(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
+        """Read pieces with the reader of the version that the dataset has now: a loaded state may have chosen another one."""
+        yield from self._dataset._reader(pieces)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `BatchPipeline`."""

@@ -157,6 +157,55 @@ def test_state_of_a_kept_version_opens_it(root, url):
     assert ShardSet.open(url, object_storage=STORAGE, set_id=state["sets"]).keys() == SIZES.keys()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_that_was_made_before_reads_the_version_of_a_state(root, url, num_workers):
+    """As Lightning and Accelerate do: the loader exists when the state is loaded."""
+    before = remote(url)
+    steps = iter(before)
+    next(steps)
+    state, expected = before.state_dict(), batches(steps)
+    publish(root, "update", withdrawn=["wide1"])
+    push(root, url)
+    dataset = remote(url)
+    loader = dataset.loader(num_workers=num_workers)
+
+    loader.load_state_dict(state)
+
+    assert batches(loader) == expected
+
+
+def test_pipeline_that_was_made_before_reads_the_version_of_a_state(root, url):
+    before = remote(url)
+    steps = iter(before)
+    next(steps)
+    state, expected = before.state_dict(), batches(steps)
+    publish(root, "update", withdrawn=["wide1"])
+    push(root, url)
+    dataset = remote(url)
+    pipeline = dataset.pipeline()
+
+    dataset.load_state_dict(state)
+
+    assert batches(pipeline) == expected
+
+
+def test_refused_state_changes_nothing(root, url):
+    before = remote(url)
+    next(iter(before))
+    state = before.state_dict()
+    publish(root, "update", withdrawn=["wide1"])
+    push(root, url)
+    dataset = remote(url)
+    now, expected = dataset.state_dict(), batches(remote(url))
+
+    with pytest.raises(WrongUsage, match="seed was 7"):
+        dataset.load_state_dict({**state, "seed": 7})
+
+    assert dataset.samples == 11
+    assert dataset.state_dict() == now
+    assert batches(dataset) == expected
+
+
 def test_reader_keeps_its_version_until_it_is_deleted(root, url):
     dataset = remote(url)
     expected = batches(dataset)
