@@ -27,18 +27,19 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN useradd --no-log-init --uid 10001 --user-group --home-dir /var/lib/imagemill --create-home imagemill \
     && install -d -m 1777 /data /history /models \
     && python3 -m venv --without-pip /opt/imagemill
-# A layer of its own, because it is the largest and changes least often.
+# A layer of its own, because it is the largest and changes least often. The user of the image cannot write there, so
+# without compiled bytecode every process, and every check of health, would compile the packages that it imports.
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --index "${TORCH_INDEX}" "${TORCH}"
+    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --compile-bytecode --index "${TORCH_INDEX}" "${TORCH}"
 # The packages of the project and its extras, with the versions and hashes of the lock.
 COPY requirements.lock pyproject.toml /opt/imagemill/
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
-    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --verify-hashes \
+    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --compile-bytecode --verify-hashes \
         --constraints /opt/imagemill/requirements.lock --requirements /opt/imagemill/pyproject.toml \
         --extra heic --extra parquet --extra postgres --extra s3
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=tools,source=/wheels,target=/wheels \
-    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --no-deps --offline /wheels/*.whl
+    /opt/tools/bin/uv pip install --python /opt/imagemill --no-cache --compile-bytecode --no-deps --offline /wheels/*.whl
 
 ENV PATH=/opt/imagemill/bin:${PATH} \
     PYTHONUNBUFFERED=1 \

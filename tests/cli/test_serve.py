@@ -89,7 +89,9 @@ def test_services_of_one_data_root_find_each_other_and_end_with_0(tmp_path, root
         assert [process.wait(END_SECONDS) for process in (code, daemon, webserver)] == [0, 0, 0]
         assert processes_of(tmp_path) == []
     for name in ("code", "daemon", "webserver"):
-        assert "Traceback" not in (tmp_path / f"{name}.log").read_text()
+        # A sensor that Dagster's daemon evaluates while it stops no longer finds the code location, and says so.
+        until_the_signal = (tmp_path / f"{name}.log").read_text().partition("shutting down daemon threads")[0]
+        assert "Traceback" not in until_the_signal
 
 
 def test_daemon_waits_until_no_other_one_has_the_history(tmp_path, root):

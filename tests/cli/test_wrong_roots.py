@@ -108,7 +108,7 @@ def test_read_only_data_root_is_one_message(data_root, monkeypatch, arguments):
 
 
 def test_permission_error_without_a_specific_message_gives_one_message(data_root, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "/data/.imagemill/ledger.sqlite")
 
     monkeypatch.setattr("imagemill.pipeline.status.read_status", refuse)
@@ -123,7 +123,7 @@ def test_permission_error_without_a_specific_message_gives_one_message(data_root
     ("number", "remedy"), [(errno.EIO, "run the same command again"), (errno.ENOSPC, "free space")]
 )
 def test_disk_error_without_a_specific_message_gives_one_message(data_root, monkeypatch, number, remedy):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(number, os.strerror(number), "/data/.imagemill/ledger.sqlite")
 
     monkeypatch.setattr("dagster_project.cli.status.read_status", fail)
