@@ -11,6 +11,7 @@ from dagster_project.cli.options import root_options
 from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.domain.preset_records import PresetRules
 from imagemill.errors import MissingInput
+from imagemill.fs.location import Location, is_url, parse_location
 from imagemill.pipeline.session import Session
 from imagemill.validation.findings import Report, as_json, as_text
 from imagemill.validation.images import FIRST, ImageMode
@@ -28,7 +29,7 @@ as_lines = click.option("--json", "as_lines", is_flag=True, help="One JSON repor
 
 
 @click.command("validate")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE…", nargs=-1, required=True)
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are (default: by name and first lines).")
 @click.option("--max-pixels", type=click.IntRange(min=1), help="Limit of width times height (default: the manifest's).")
 @click.option("--multiple-of", type=click.IntRange(min=1), help="Factor of both sides (default: the manifest's).")
@@ -41,7 +42,7 @@ as_lines = click.option("--json", "as_lines", is_flag=True, help="One JSON repor
 @root_options
 def command(
     session: Session,
-    files: tuple[Path, ...],
+    files: tuple[str, ...],
     kind: str | None,
     max_pixels: int | None,
     multiple_of: int | None,
@@ -53,15 +54,20 @@ def command(
 ) -> None:
     """Check records (.jsonl), shards (a tar or its bucket's folder) or a preset's folder by every rule of their kind.
 
-    Exit 1 on any error; warnings do not count.
+    FILE may be the URL of published shards; every tar is then read, one at a time. Exit 1 on any error; warnings do not count.
     """
     code, contents = 0, None
+    # A wrong URL is refused before anything is read.
+    given = [parse_location(each, "FILE") if is_url(each) else Path(each) for each in files]
     # Members are compared with this data root's files if requested.
-    if sample is not None and any(map(_is_shards, files)):
+    if sample is not None and any(map(_is_shards, given)):
         from imagemill.validation.contents import RecordedContents  # imports numpy, which records alone do not need
 
         contents = RecordedContents(session.reading, session.in_force)
-    for path in files:
+    for path in given:
+        if isinstance(path, Location):
+            code |= _validate_version(session, path, as_lines=as_lines)
+            continue
         options = Options(
             limits=PresetRules(max_pixels, multiple_of),
             image_mode=image_check_mode,
@@ -76,12 +82,27 @@ def command(
         try:
             code |= show(validate_each(path, kind=kind, options=options), as_lines=as_lines)
         except MissingInput as error:
-            # The remaining files are still checked, so that one call reports everything to a launch script.
-            code = 1
-            click.echo(f"imagemill: {error}", err=True)
-            if as_lines:
-                show([missing(path, error)], as_lines=True)
+            code = _show_missing(path, error, as_lines=as_lines)
     sys.exit(code)
+
+
+def _validate_version(session: Session, location: Location, *, as_lines: bool) -> int:
+    from imagemill.fs.objects import Objects
+    from imagemill.reading.published import current_version
+    from imagemill.validation.published import validate_published
+
+    try:
+        return show(validate_published(current_version(Objects(location, session.storage()))), as_lines=as_lines)
+    except MissingInput as error:
+        return _show_missing(location, error, as_lines=as_lines)
+
+
+def _show_missing(path: Path | Location, error: MissingInput, *, as_lines: bool) -> int:
+    """Say that there is nothing to validate; the remaining files are still checked, so that one call reports everything."""
+    click.echo(f"imagemill: {error}", err=True)
+    if as_lines:
+        show([missing(path, error)], as_lines=True)
+    return 1
 
 
 def show(reports: Iterable[Report], *, as_lines: bool = False) -> int:
@@ -96,5 +117,5 @@ def show(reports: Iterable[Report], *, as_lines: bool = False) -> int:
     return code
 
 
-def _is_shards(path: Path) -> bool:
-    return path.is_dir() or path.suffix == ".tar"
+def _is_shards(path: Path | Location) -> bool:
+    return isinstance(path, Path) and (path.is_dir() or path.suffix == ".tar")

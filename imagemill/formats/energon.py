@@ -40,6 +40,7 @@ from imagemill.fs.durable import flush_files
 META = ".nv-meta"
 TAR_INDEX_SUFFIX = ".idx"
 SQLITE = "index.sqlite"
+DOCUMENTS = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.uuid", SQLITE)
 METADATASET = "metadataset.yaml"
 
 # A tar, and its samples in order.
@@ -236,7 +237,7 @@ def _write_rows(
                 continue
             rows = ((tar, entry.key, n, entry.offset, entry.size) for n, entry in live)
             database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
-            members = ((n, entry.members or _walk(folder / name, entry)) for n, entry in live)
+            members = ((n, entry.members or members_of(folder / name, entry)) for n, entry in live)
             parts = ((tar, n, *member) for n, of_sample in members for member in of_sample)
             database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
         database.executescript(_INDICES)  # commits the rows first
@@ -265,8 +266,8 @@ def _has_rows(database: sqlite3.Connection, live: Sequence[tuple[int, IndexEntry
     return with_parts == len(live) and found == [(entry.key, n, entry.offset, entry.size) for n, entry in live]
 
 
-def _walk(path: Path, entry: IndexEntry) -> Members:
-    """Return the members of a sample from its tar headers."""
+def members_of(path: Path, entry: IndexEntry) -> Members:
+    """Return the members of a sample from its tar headers. Raises ImagemillError if it is not there."""
     members = []
     try:
         with open(path, "rb") as file:

@@ -9,6 +9,7 @@ contain their secret; a repeated conditional write can fail because the first on
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -217,9 +218,23 @@ class Objects:
             options["if_match"] = expect
         return self._read(key, options)[0]
 
+    def fetch(self, key: str, path: Path) -> None:
+        """Copy an object to a file, several parts at a time. Raises Missing, or Changed if it changes meanwhile."""
+        blob = self.head(key)
+        with open(path, "wb") as file, ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+
+            def copy(start: int) -> None:
+                os.pwrite(file.fileno(), self.read_range(key, start, PART_BYTES, blob.tag), start)
+
+            for _ in pool.map(copy, range(0, blob.size, PART_BYTES)):
+                pass
+
     def _read(self, key: str, options: dict[str, Any]) -> tuple[Any, Any]:
         def read() -> tuple[Any, Any]:
             result = library().get(self._store, key, options=options)
+            tag, expected = result.meta["e_tag"], options.get("if_match")
+            if tag and expected and tag != expected:  # a server that ignores the condition
+                raise Changed("the object has changed", where=self.location / key, do=_AGAIN)
             return result.bytes(), result.meta
 
         return repeated(READS, AnswerLost, lambda: self._do(key, read))
@@ -376,6 +391,10 @@ _BY_TEXT = {
     "InvalidCertificate": (
         "the certificate of the server is not trusted",
         "set AWS_CA_BUNDLE to the file with the certificate of its authority",
+    ),
+    "Range request not supported": (
+        "the web server sends whole files only, not ranges of them",
+        "read from object storage, or from a web server that supports ranges",
     ),
     "redirect without LOCATION": _BY_CODE["PermanentRedirect"],
     "403 Forbidden": _BY_CODE["AccessDenied"],

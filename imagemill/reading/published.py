@@ -8,9 +8,10 @@ Keys and documents are described in formats/published.py; a set on a disk is ope
 Spec: docs/spec/object-storage.md#reading
 """
 
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,27 +87,38 @@ class Version(NamedTuple):
     sets: Mapping[str, str]
 
     @contextmanager
-    def documents(self) -> Iterator[dict[str, Path]]:
-        """Yield a folder with the documents of each set while the block runs, by bucket."""
+    def documents(self, optional: Collection[str] = (TOMBSTONES,)) -> Iterator[dict[str, Path]]:
+        """Yield a folder with the documents of each set while the block runs, by bucket.
+
+        Args:
+            optional: names of further documents to fetch, and of those that may be missing.
+
+        Raises:
+            MissingInput: if there is no manifest, index or list of tars.
+        """
         with tempfile.TemporaryDirectory(prefix="imagemill-") as temporary, ThreadPoolExecutor(CONNECTIONS) as pool:
             folders = {bucket: Path(temporary, f"bucket_{bucket}") for bucket in self.sets}
             for folder in folders.values():
                 folder.mkdir()
-            wanted = [
-                (set_key(identifier, name), folders[bucket] / name)
-                for bucket, identifier in self.sets.items()
-                for name in (MANIFEST, INDEX, SHARDS_LIST, TOMBSTONES)
-            ]
-            for _ in pool.map(lambda pair: self._fetch(*pair), wanted):
+
+            def fetch(bucket: str, name: str) -> None:
+                path = folders[bucket] / name
+                path.parent.mkdir(exist_ok=True)
+                try:
+                    path.write_bytes(self.store.read(set_key(self.sets[bucket], name))[0])
+                except Missing as error:
+                    if name not in optional:
+                        raise MissingInput(
+                            f"the set {self.sets[bucket]} of {bucket} is not published",
+                            where=error.where,
+                            why="it was deleted after another version had replaced it, or the id is wrong",
+                            do="open the current version: leave out set_id; a saved state of a deleted set cannot continue",
+                        ) from None
+
+            wanted = itertools.product(self.sets, dict.fromkeys((MANIFEST, INDEX, SHARDS_LIST, *optional)))
+            for _ in pool.map(lambda pair: fetch(*pair), wanted):
                 pass
             yield folders
-
-    def _fetch(self, key: str, path: Path) -> None:
-        try:
-            path.write_bytes(self.store.read(key)[0])
-        except Missing:
-            if path.name != TOMBSTONES:
-                raise
 
     def tars(self, bucket: str, manifest: Manifest, folder: Path, found: Mapping[str, Blob]) -> PublishedTars:
         """Return the tars of a set.
@@ -139,6 +151,8 @@ class Version(NamedTuple):
                 why="without them, bytes of two versions could be mixed",
                 do="read from object storage, or from a web server that gives them",
             )
+        if first := next(iter(found.values()), None):
+            self.store.read_range(first.key, 0, 1, first.tag)
         return found
 
     def _head(self, key: str) -> Blob | None:
@@ -170,8 +184,19 @@ def open_version(url: str, object_storage: Mapping[str, Any] | None = None, set_
             "object_storage cannot be used", why=str(error), do="see docs/how-to/object-storage.md"
         ) from None
     store = Objects(location, settings)
-    sets = dict(set_id) if set_id else _of_rank_0(lambda: _current(store).sets)
-    return Version(store, {bucket: sets[bucket] for bucket in BUCKETS if bucket in sets})
+    return Version(store, _known(set_id if set_id else _of_rank_0(lambda: _current(store).sets), location))
+
+
+def _known(sets: Sets, where: Location) -> Sets:
+    """Return the sets in the order of the buckets. Raises WrongUsage for an unknown bucket, whose samples would be missing."""
+    if unknown := sets.keys() - set(BUCKETS):
+        raise WrongUsage(
+            f"unknown bucket {', '.join(sorted(unknown))}",
+            where=where,
+            why=f"this release has {', '.join(BUCKETS)}",
+            do="give set_id as in a saved state, or use the release that published the version",
+        )
+    return {bucket: sets[bucket] for bucket in BUCKETS if bucket in sets}
 
 
 class PublishedBucket(msgspec.Struct):
@@ -212,6 +237,11 @@ def read_published(store: Objects) -> PublishedStatus:
     previous = [ReplacedVersion(version_of(each.sets), each.until) for each in pointer.previous]
     version = version_of(pointer.sets)
     return PublishedStatus(str(store.location), version, pointer.root, pointer.time, pointer.preview, buckets, previous)
+
+
+def current_version(store: Objects) -> Version:
+    """Return the current version at a place. Raises as `open_version`."""
+    return Version(store, _known(_current(store).sets, store.location))
 
 
 def _current(store: Objects) -> Pointer:

@@ -6,12 +6,12 @@ The files are written in formats/energon.py; the index itself is checked in shar
 import itertools
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from imagemill.errors import ImagemillError
-from imagemill.formats.energon import SQLITE, Place, Shard, write_energon
+from imagemill.formats.energon import META, SQLITE, Place, Shard, documents_elsewhere, write_energon
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.validation.catalogue import finding
 from imagemill.validation.findings import Finding
@@ -22,16 +22,23 @@ _TABLES = {
 }
 
 
-def energon_files(folder: Path, bucket: str, shards: Sequence[Shard], dead: Collection[Place]) -> Iterator[Finding]:
+def energon_files(
+    folder: Path,
+    bucket: str,
+    shards: Sequence[Shard],
+    dead: Collection[Place],
+    names: Mapping[str, str] | None = None,
+) -> Iterator[Finding]:
     """Yield a finding for every Energon file that is missing or differs.
 
-    The index must be correct, because only headers are read from the tars.
+    The index must be correct, because only headers are read from the tars; none where all entries have their members.
 
     Args:
         folder: the set.
         bucket: of the set.
         shards: as for `write_energon`.
         dead: as for `write_energon`.
+        names: as for `documents_elsewhere`, for a set whose tars are not in its folder.
     """
     with tempfile.TemporaryDirectory(prefix="imagemill-") as name:
         expected_folder = Path(name)
@@ -42,6 +49,8 @@ def energon_files(folder: Path, bucket: str, shards: Sequence[Shard], dead: Coll
         except ImagemillError as error:
             yield finding("index", error.what, file=f"{folder.name}/{INDEX}")
             return
+        for document, data in list(documents_elsewhere(expected_folder, names)) if names else ():
+            (expected_folder / META / document).write_bytes(data)
         for path in sorted(path for path in expected_folder.rglob("*") if path.is_file() and not path.is_symlink()):
             file = path.relative_to(expected_folder)
             if problem := _problem(folder / file, path):

@@ -6,8 +6,9 @@ formats/tar.py; the documents of a set are described in pipeline/shards/shard_se
 Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ import numpy as np
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs, mask_length
 from imagemill.domain.ids import id_of_member_key
 from imagemill.domain.stage2_records import violations
-from imagemill.errors import ImagemillError, InvalidNpy
+from imagemill.errors import ImagemillError, InvalidNpy, MissingInput
+from imagemill.formats.energon import Shard, members_of
 from imagemill.formats.jsonl import parse_object
 from imagemill.formats.npy import NpyStore, join_npy, parse_npy, split_npy
 from imagemill.formats.tar import read_sample, read_shard
@@ -74,6 +76,29 @@ def _holds(members: Mapping[str, bytes], path: Path, spec: EmbeddingSpec) -> boo
     return all(members.get(member) == data for member, data in expected)
 
 
+@dataclass(frozen=True, slots=True)
+class ElsewhereTars:
+    """The tars of a set whose folder has only its documents.
+
+    Attributes:
+        fetch: copies the tar with a name to a file. Raises MissingInput.
+        names: path of each tar as Energon's files give it, by its name in the manifest.
+    """
+
+    fetch: Callable[[str, Path], None]
+    names: Mapping[str, str]
+
+    @contextmanager
+    def fetched(self, path: Path) -> Iterator[bool]:
+        """Put a tar into place while the block runs; yield whether it exists."""
+        try:
+            with suppress(MissingInput):
+                self.fetch(path.name, path)
+            yield path.is_file()
+        finally:
+            path.unlink(missing_ok=True)
+
+
 _T = TypeVar("_T")
 
 # After any of these findings, the expected Energon files cannot be determined.
@@ -86,6 +111,7 @@ def shard_set(
     derived: Path | None = None,
     sample: int | None = None,
     contents: RecordedContents | None = None,
+    elsewhere: ElsewhereTars | None = None,
 ) -> Findings:
     """Check one bucket's set.
 
@@ -96,6 +122,7 @@ def shard_set(
         derived: parent of the npy folders.
         sample: number of samples of each tar to compare, from its start; None or less than 1: all.
         contents: the ledger's rows of the files below `derived`.
+        elsewhere: the tars, if they are not in the folder. One at a time is fetched into it.
     """
     folder = folder.absolute()  # `.` has no name
     manifest = yield from checked_manifest(folder)
@@ -105,9 +132,10 @@ def shard_set(
     index = yield from _noting(broken, documents(folder, manifest))
     shards = index.shards(manifest)
     compared = _Compared(derived, sample if sample and sample > 0 else None, contents)
-    yield from _noting(broken, _tars(folder, index, manifest, compared))
+    yield from _noting(broken, _tars(folder, index, manifest, compared, shards, elsewhere))
     if not broken & _GROUND:
-        yield from energon_files(folder, folder.name.removeprefix("bucket_"), shards, index.dead)
+        names = elsewhere.names if elsewhere else None
+        yield from energon_files(folder, folder.name.removeprefix("bucket_"), shards, index.dead, names)
 
 
 def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> Generator[Finding | int, None, _T]:
@@ -122,13 +150,25 @@ def _noting(broken: set[str], findings: Generator[Finding | int, None, _T]) -> G
         return end.value
 
 
-def _tars(folder: Path, index: Index, manifest: Manifest, compared: _Compared) -> Generator[Finding | int, None, None]:
-    for shard in manifest.shards:
+def _tars(
+    folder: Path,
+    index: Index,
+    manifest: Manifest,
+    compared: _Compared,
+    shards: list[Shard],
+    elsewhere: ElsewhereTars | None,
+) -> Generator[Finding | int, None, None]:
+    """Check every tar. With `elsewhere`, the entries of `shards` get their members, because the tars do not stay."""
+    for n, shard in enumerate(manifest.shards):
         path = folder / shard.name
-        if path.is_file():
+        with elsewhere.fetched(path) if elsewhere else nullcontext(path.is_file()) as is_there:
+            if not is_there:
+                yield finding("missing_shard", "named by the manifest, but missing", file=f"{folder.name}/{path.name}")
+                continue
             yield from _shard(path, shard, index, manifest, compared)
-        else:
-            yield finding("missing_shard", "named by the manifest, but missing", file=f"{folder.name}/{path.name}")
+            if elsewhere:
+                with suppress(ImagemillError):  # its sample is not where the index says, which is a finding
+                    shards[n] = (shard.name, [replace(each, members=members_of(path, each)) for each in shards[n][1]])
     extra = {tar.name for tar in folder.glob("*.tar")} - {shard.name for shard in manifest.shards}
     for name in sorted(extra):
         yield finding("foreign_shard", "not named by the manifest", file=f"{folder.name}/{name}")

@@ -16,6 +16,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.preset_records import NO_LIMITS, PresetRules
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.jsonl import parse_object
+from imagemill.fs.location import Location
 from imagemill.fs.swap import read_unswapped
 from imagemill.store.public_data import MANIFEST, RAW
 from imagemill.validation.catalogue import finding
@@ -204,8 +205,8 @@ def validate_preset(folder: Path, options: Options | None = None, *, coord_is_du
     yield collect(str(folder), "preset", preset_folder(folder, coord_is_due=coord_is_due))
 
 
-def missing(path: Path, error: ImagemillError) -> Report:
-    """Return the report for a path that does not exist or cannot be checked."""
+def missing(path: Path | Location, error: ImagemillError) -> Report:
+    """Return the report for a path or a URL that does not exist or cannot be checked."""
     return collect(str(path), "", [finding("missing_input", error.what, file=path.name, remedy=error.do)])
 
 

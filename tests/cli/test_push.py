@@ -411,6 +411,23 @@ def test_status_of_a_url(packed, root, location, proxy):
     assert "nothing is published there" in product(packed, "status", f"{location}-no", code=1)
 
 
+def test_validate_of_a_url(packed, location, proxy):
+    product(packed, "push", str(location), "--allow-preview")
+
+    passed = product(packed, "validate", str(location))
+    report = json.loads(product(packed, "validate", str(location), "--json").splitlines()[0])
+
+    assert ": passed: shards, 6 checked, 0 errors, 0 warnings" in passed
+    assert (report["file"].startswith(f"{location}/sets/"), report["checked"]) == (True, 6)
+    store = Objects(location, SETTINGS)
+    store.delete([next(blob.key for page in store.list(TARS) for blob in page if blob.key.endswith(".tar"))])
+    assert "missing_shard: named by the manifest, but missing" in product(packed, "validate", str(location), code=1)
+    nothing = product(packed, "validate", "no.jsonl", f"{location}-no", code=1)
+    assert "nothing is published there" in nothing
+    assert "no.jsonl" in nothing
+    assert "cannot use gs://training/x" in product(packed, "validate", "gs://training/x", code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [

@@ -154,11 +154,12 @@ class Dropped:
 
 @dataclass
 class Ignored:
-    """The server does not see the conditions of the request."""
+    """The server does not see some headers of the request, by default the conditions."""
+
+    headers: frozenset[str] = frozenset({"if-match", "if-none-match"})
 
 
 Fault = Answer | Cut | Dropped | Ignored | None
-CONDITIONS = {"if-match", "if-none-match"}
 
 
 @dataclass
@@ -251,7 +252,7 @@ def fault_proxy(server: Server, tls: tuple[Path, Path] | None = None) -> Iterato
                 name: value
                 for name, value in headers.items()
                 if name not in {"connection", "content-length"}
-                and not (isinstance(fault, Ignored) and name in CONDITIONS)
+                and not (isinstance(fault, Ignored) and name in fault.headers)
             }
             if proxy.public:
                 forwarded.setdefault("authorization", UNSIGNED)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.fs.blobs import Blob, StorageSettings
+from imagemill.fs.blobs import Blob, StorageSettings, StoreFailed
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.fs.location import Location
 from imagemill.fs.objects import Objects
@@ -25,7 +25,7 @@ from imagemill.reading import ShardDataset, ShardSet, ShardsReplaced
 from imagemill.reading.published import Version
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT
-from tests.helpers.s3 import SECRET, Cut, fault_proxy, s3_server
+from tests.helpers.s3 import SECRET, Cut, Ignored, fault_proxy, s3_server
 from tests.helpers.shard_sets import change_manifest, publish, shard_set
 
 SIZES = {f"wide{n}": (1216, 832) for n in range(7)} | {f"square{n}": (1024, 1024) for n in range(5)}
@@ -244,6 +244,45 @@ def test_web_server_is_read_too(root, url, proxy):
     expected = batches(ShardDataset(root.shards, **OPTIONS))
 
     assert batches(ShardDataset(url.replace("s3://", f"{proxy.url}/"), **OPTIONS)) == expected
+
+
+def test_web_server_without_ranges_is_refused_at_opening(url, proxy):
+    proxy.public = True
+    proxy.fault = lambda request: Ignored(frozenset({"range"}))
+
+    with pytest.raises(StoreFailed, match="sends whole files only"):
+        ShardDataset(url.replace("s3://", f"{proxy.url}/"), **OPTIONS)
+
+
+def test_tar_that_a_server_without_conditions_replaced_is_noticed(root, url, proxy):
+    """The other tar has the same size."""
+    dataset = remote(url)
+    proxy.fault = lambda request: Ignored()
+    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
+    store = Objects(where, StorageSettings(allow_http=True))
+    for key in [blob.key for page in store.list("tars") for blob in page if blob.key.endswith(".tar")]:
+        store.put(key, store.read(key)[0][:-1] + b"x")
+
+    with pytest.raises(ShardsReplaced, match="was removed"):
+        batches(dataset)
+
+
+def test_set_that_is_not_published_is_named(root, url):
+    state = remote(url).state_dict()
+    publish(root, "replace", withdrawn=["wide1"])
+    push(root, url)
+    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
+    store = Objects(where, StorageSettings(allow_http=True))
+    Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").collect(now=True)
+
+    for read in (
+        lambda: ShardSet.open(url, object_storage=STORAGE, set_id=state["sets"]),
+        lambda: remote(url).load_state_dict(state),
+    ):
+        with pytest.raises(MissingInput, match=r"the set [0-9a-f]{32} of .* is not published"):
+            read()
+    with pytest.raises(WrongUsage, match=r"unknown bucket 1x1"):
+        ShardSet.open(url, object_storage=STORAGE, set_id={**state["sets"], "1x1": "0" * 32})
 
 
 def test_refusals(root, url, proxy, tmp_path):
