@@ -16,7 +16,7 @@ from dagster_project.jobs import (
     verify_stage2_files,
     verify_weekly,
 )
-from dagster_project.lineage import with_lineage
+from dagster_project.lineage import with_lineage, without_unpublished
 from dagster_project.resume import resume_missing
 from dagster_project.sensors import configured_presets, found_missions, new_images
 
@@ -27,6 +27,7 @@ def build_definitions(resources: Resources) -> dg.Definitions:
         dg.load_assets_from_package_name("assets", include_specs=True),
         dg.load_asset_checks_from_package_name("checks"),
     )
+    assets, checks = without_unpublished(assets, checks, resources["data_root"])
     return dg.Definitions(
         assets=with_lineage(assets, resources["data_root"]),
         asset_checks=[*checks, *KIND_CHECKS],

@@ -15,16 +15,24 @@ from resources.data_root import DataRootResource
 
 
 def with_lineage(assets: Iterable[Any], data_root: DataRootResource) -> list[Any]:
-    """Return the assets in use: `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out.
-
-    `published_shards` exists only where the configuration has `push`.
-    """
-    if not is_published(DataRoot.resolve(data_root.path or None), data_root.config_file or None):
-        assets = [asset for asset in assets if not _has_key(asset, published_shards.key)]
+    """Return the assets in use: `near_duplicates` is upstream of `bucket_shards` only where shards leave near duplicates out."""
     if not _excludes_duplicates(data_root):
         return list(assets)
     # Another definition: dependencies added to a finished one are shown in the graph, but do not order the steps of a run.
     return [shards_asset(near_duplicates) if _has_key(asset, bucket_shards.key) else asset for asset in assets]
+
+
+def without_unpublished(
+    assets: Iterable[Any], checks: Iterable[Any], data_root: DataRootResource
+) -> tuple[list[Any], list[Any]]:
+    """Leave out `published_shards` and its checks where the configuration has no `push`."""
+    if is_published(DataRoot.resolve(data_root.path or None), data_root.config_file or None):
+        return list(assets), list(checks)
+    key = published_shards.key
+    return (
+        [asset for asset in assets if not _has_key(asset, key)],
+        [check for check in checks if key not in {one.asset_key for one in check.check_keys}],
+    )
 
 
 def _excludes_duplicates(data_root: DataRootResource) -> bool:

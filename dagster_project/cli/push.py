@@ -55,7 +55,10 @@ def command(
 def result_lines(result: Pushed, request: PushRequest, call: Publisher, *, collect: bool, now: bool) -> list[str]:
     """Return the result for people."""
     sent = f"{counted(result.sent_tars, 'tar')} of {result.tars}, {as_size(result.sent_bytes)}"
-    if not result.changed:
+    if not result.changed and result.sent_tars:
+        verb = "would be sent" if request.dry_run else "had been missing and were sent"
+        lines = [f"restored: version {result.version} at {result.url}, {sent} {verb}"]
+    elif not result.changed:
         lines = [f"nothing to do: version {result.version} is published at {result.url}"]
     elif request.dry_run:
         lines = [f"dry run, nothing written: version {result.version} would send {sent} to {result.url}"]

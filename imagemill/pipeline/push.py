@@ -99,7 +99,7 @@ class Pushed(msgspec.Struct, kw_only=True):
         sets: current set of each bucket.
         changed: whether the version is a new one.
         tars: of the version.
-        sent_tars: that were sent; with `dry_run`, that would be.
+        sent_tars: that were sent; with `dry_run`, that would be; of an unchanged version, those that had been missing.
         sent_bytes: bytes of these tars.
         deleted: objects that `--gc` has deleted.
         verified: objects that were read back.
@@ -263,7 +263,7 @@ class Publisher:
         """
         with claimed(self.ledger, PACKING, list(BUCKETS), self.run_id):
             local = local_sets(self.output)
-            pointer, tag = self._pointer()
+            pointer, tag = self.pointer()
             refuse_push(request, local, pointer, self.root, self.store.location)
             chosen = {bucket: one for bucket, one in local.items() if bucket in request.buckets or not request.buckets}
             sets = {bucket: one.identifier for bucket, one in chosen.items()}
@@ -276,8 +276,9 @@ class Publisher:
                 refuse_preview_sets(chosen, self.store.location)
             tars = sum(len(one.manifest.shards) for one in chosen.values())
             result = Pushed(url=str(self.store.location), version=version_of(sets), sets=sets, changed=False, tars=tars)
-            if not published or (pointer and pointer.root != self.root):
-                self._publish(request, chosen, sets, pointer, tag, result)
+            result.changed = not published or (pointer is not None and pointer.root != self.root)
+            if result.changed or request.verify:
+                self._publish(request, chosen, pointer, tag, result)
             if request.verify and not request.dry_run:
                 result.verified = sum(self._verify(one) for one in chosen.values())
         return result
@@ -288,7 +289,7 @@ class Publisher:
         Args:
             now: keep the current version alone, and delete newer objects too.
         """
-        pointer, tag = self._pointer()
+        pointer, tag = self.pointer()
         if pointer is None:
             return 0
         clock = self._clock()
@@ -304,8 +305,8 @@ class Publisher:
         self.store.delete(keys)
         return len(keys)
 
-    def _pointer(self) -> tuple[Pointer | None, str]:
-        """Return the pointer and its tag. This is also the check of bucket and permission."""
+    def pointer(self) -> tuple[Pointer | None, str]:
+        """Return the pointer, if there is one, and its tag. This is also the check of bucket and permission."""
         found = self.store.check(POINTER)
         if found is None:
             return None, ""
@@ -316,11 +317,11 @@ class Publisher:
         self,
         request: PushRequest,
         chosen: Mapping[str, LocalSet],
-        sets: dict[str, str],
         pointer: Pointer | None,
         tag: str,
         result: Pushed,
     ) -> None:
+        """Send what is missing; where the version is a new one, then write its pointer."""
         files = {
             tar_key(shard.checksum): one.folder / shard.name for one in chosen.values() for shard in one.manifest.shards
         }
@@ -329,10 +330,9 @@ class Publisher:
             self._probe()
         clock = None if request.dry_run else self._clock()
         found = {blob.key: blob for page in self.store.list(TARS) for blob in page}
-        named = self._named(pointer, clock) if pointer and any(key in found for key in needed) else set()
+        named = self._named(pointer, clock, chosen) if pointer and any(key in found for key in needed) else set()
         missing = missing_tars(needed, found, named, clock, self.settings.keep_days)
         result.sent_tars, result.sent_bytes = len(missing), sum(needed[key] for key in missing)
-        result.changed = True
         if request.dry_run:
             return
         assert clock
@@ -340,13 +340,15 @@ class Publisher:
         self._send(
             (set_key(one.identifier, name), data)
             for bucket, one in chosen.items()
-            if pointer is None or pointer.sets.get(bucket) != one.identifier
+            if request.verify or pointer is None or pointer.sets.get(bucket) != one.identifier
             for name, data in set_documents(one)
         )
+        if not result.changed:
+            return
         new = Pointer(
             root=self.root,
             writer=uuid.uuid4().hex,
-            sets=sets,
+            sets=result.sets,
             previous=successor(pointer, clock, self.settings.keep_days),
             preview=any(one.preview for one in chosen.values()),
             time=clock,
@@ -409,10 +411,11 @@ class Publisher:
     def _tars_of(self, identifier: str) -> list[str]:
         return self.store.read(set_key(identifier, SHARDS_LIST))[0].decode().splitlines()
 
-    def _named(self, pointer: Pointer, clock: datetime | None) -> set[str]:
-        """Return the keys of the tars that kept versions name."""
+    def _named(self, pointer: Pointer, clock: datetime | None, local: Mapping[str, LocalSet]) -> set[str]:
+        """Return the keys of the tars that kept versions name. Of local sets, the lists of their tars are not read."""
+        known = {one.identifier: [tar_key(shard.checksum) for shard in one.manifest.shards] for one in local.values()}
         kept = kept_sets(pointer, clock or pointer.time, self.settings.keep_days)
-        return {key for identifier in kept for key in self._tars_of(identifier)}
+        return {key for identifier in kept for key in known.get(identifier) or self._tars_of(identifier)}
 
     # ---- conditions, clock, pointer
 
@@ -462,7 +465,7 @@ class Publisher:
                 return
             except (Exists, Changed, Missing, AnswerLost) as error:
                 # The answer to a write that succeeded may have been lost, and the library then repeats it.
-                there, tag_there = self._pointer()
+                there, tag_there = self.pointer()
                 if there and (there.writer == pointer.writer or there.sets == pointer.sets):
                     return
                 if not isinstance(error, AnswerLost):
@@ -524,6 +527,17 @@ def set_documents(one: LocalSet) -> Iterator[tuple[str, bytes]]:
         for name, data in documents_elsewhere(one.folder, names):
             yield f"{META}/{name}", data
     yield MANIFEST, one.document
+
+
+def object_sizes(one: LocalSet) -> dict[str, int]:
+    """Return the size of each object of a published set, by key, in bytes."""
+    sizes = {set_key(one.identifier, name): len(data) for name, data in set_documents(one)}
+    for shard in one.manifest.shards:
+        key, index = tar_key(shard.checksum), one.folder / f"{shard.name}{TAR_INDEX_SUFFIX}"
+        sizes[key] = shard.bytes
+        if index.is_file():
+            sizes[f"{key}{TAR_INDEX_SUFFIX}"] = index.stat().st_size
+    return sizes
 
 
 def publisher(session: Session, location: Location, run_id: str | None = None) -> Publisher:

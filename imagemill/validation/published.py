@@ -11,8 +11,9 @@ import msgspec
 
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import DOCUMENTS, META, TAR_INDEX_SUFFIX
-from imagemill.formats.published import SHARDS_LIST, set_id, set_key, tar_key
+from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, set_id, set_key, tar_key
 from imagemill.fs.blobs import Missing
+from imagemill.pipeline.push import Publisher, local_sets, object_sizes
 from imagemill.pipeline.shards.shard_manifest import ShardEntry, decode_manifest
 from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, TOMBSTONES, read_manifest_document
 from imagemill.progress import Progress
@@ -45,6 +46,36 @@ def validate_published(version: Version) -> Iterator[Report]:
                 where = version.store.location / set_key(version.sets[bucket], "").rstrip("/")
                 findings = _published_set(version, bucket, folder, shards[bucket], progress)
                 yield collect(str(where), "shards", map(_with_remedy, findings))
+
+
+def published_objects(call: Publisher) -> Report:
+    """Compare names and sizes of the published objects with the local sets; return a report on the current version.
+
+    Of the store, only the pointer and listings are read.
+
+    Raises:
+        StoreFailed: if the store cannot be used.
+    """
+    store = call.store
+    return collect(str(store.location), "published shards", _objects(call))
+
+
+def _objects(call: Publisher) -> Findings:
+    pointer, _ = call.pointer()
+    local = local_sets(call.output)
+    sets = pointer.sets if pointer else {}
+    for bucket in sorted(sets.keys() | local.keys()):
+        if bucket not in local or sets.get(bucket) != local[bucket].identifier:
+            yield finding("not_published", f"{bucket}: the published set is another one", file=POINTER)
+    same = {bucket: one for bucket, one in local.items() if sets.get(bucket) == one.identifier}
+    folders = (TARS, *(set_key(one.identifier, "").rstrip("/") for one in same.values()))
+    found = {blob.key: blob.size for folder in folders for page in call.store.list(folder) for blob in page}
+    for bucket, one in same.items():
+        for key, size in object_sizes(one).items():
+            yield 1
+            if found.get(key) != size:
+                state = "missing" if key not in found else f"{found[key]} bytes, {size} on the disk"
+                yield finding("missing_object", state, file=key, item=bucket)
 
 
 def _with_remedy(found: Finding | int) -> Finding | int:

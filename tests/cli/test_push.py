@@ -17,6 +17,7 @@ import pytest
 import webdataset
 
 from assets.published_shards import published_shards
+from checks.published_shards import published_complete
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.published import POINTER, TARS, decode_pointer, set_id, set_key
@@ -26,12 +27,12 @@ from imagemill.fs.location import Location
 from imagemill.fs.objects import Objects
 from imagemill.pipeline.push import Publisher, PushRequest, local_sets
 from imagemill.pipeline.shards.shard_manifest import decode_manifest
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import ROOT_ID, Ledger
 from imagemill.store.trust import record_consent
 from tests.helpers.product import photos, product, start
 from tests.helpers.s3 import SECRET, Answer, Cut, Dropped, Ignored, fault_proxy, s3_server
 from tests.helpers.shard_sets import publish, shard_set
-from tests.helpers.wiring import history, materialize
+from tests.helpers.wiring import check, checks_of, history, materialize
 
 SIZES = {f"wide{n}": (1216, 832) for n in range(8)} | {f"square{n}": (1024, 1024) for n in range(4)}
 SETTINGS = StorageSettings(allow_http=True)
@@ -357,8 +358,26 @@ def test_damaged_object_is_found(root, location, proxy):
     data = store.read(key)[0]
     store.put(key, data[:-1] + b"x")
 
-    with pytest.raises(ImagemillError, match="a published object is damaged"):
+    with pytest.raises(ImagemillError, match="delete the object, then run the same command again"):
         push(root, location, verify=True)
+
+    store.delete([key])
+    assert push(root, location).sent_tars == 0
+    again = push(root, location, verify=True)
+    assert (again.changed, again.sent_tars, again.verified) == (False, 1, 24)
+    assert read_version(location) == local_samples(root)
+
+
+@pytest.mark.parametrize("name", ["shards.txt", "manifest.json", "index.jsonl", ".nv-meta/split.yaml"])
+def test_verify_restores_missing_documents(root, location, proxy, name):
+    push(root, location)
+    store = Objects(location, SETTINGS)
+    before = {blob.key: store.read(blob.key)[0] for page in store.list() for blob in page}
+    store.delete([key for key in before if key.endswith(f"/{name}")])
+
+    assert push(root, location, verify=True).verified == 24
+
+    assert {blob.key: store.read(blob.key)[0] for page in store.list() for blob in page} == before
 
 
 # ---- the command
@@ -519,12 +538,25 @@ def test_asset_publishes_and_names_the_version(root, location, proxy, tmp_path, 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     root.config_file.write_text(f"object_storage: {{allow_http: true}}\npush: {location}\n")
     record_consent([root.config_file])
-    with Ledger(root.ledger):
-        pass
+    with Ledger(root.ledger) as ledger:
+        identity = ledger.setting(ROOT_ID)
 
     with history() as instance:
-        result = materialize(root, instance, published_shards)
+        result = materialize(root, instance, published_shards, published_complete)
+        passed = checks_of(result)["published_shards:published_complete"]
+        store = Objects(location, SETTINGS)
+        store.delete([next(blob.key for page in store.list(TARS) for blob in page if blob.key.endswith(".tar"))])
+        proxy.clear()
+        failed = check(root, instance, published_shards, published_complete)["published_shards:published_complete"]
+        assert proxy.counts() == {"GET": 1, "LIST": 3}, "the pointer, and listings of the tars and of two sets"
+        push(root, location, writer=identity, verify=True)
+        publish(root, "update", withdrawn=["wide7"], shard_size=2)
+        behind = check(root, instance, published_shards, published_complete)["published_shards:published_complete"]
+        push(root, location, writer=identity)
 
+    assert (passed.passed, passed.metadata["checked"].value) == (True, 30)
+    assert (failed.passed, failed.description) == (False, "missing_object: 1")
+    assert (behind.passed, behind.description) == (True, "not_published: 1")
     (event,) = result.get_asset_materialization_events()
     metadata = {name: value.value for name, value in event.materialization.metadata.items()}
     assert metadata["url"] == str(location)

@@ -130,5 +130,6 @@ def test_published_shards_exist_only_where_the_configuration_says_so(data_root, 
     graph = build_definitions(local_resources(str(data_root.path))).resolve_asset_graph()
 
     assert {key.to_user_string() for key in graph.get_all_asset_keys()} == ASSETS | expected
+    assert ("published_complete" in {key.name for key in graph.asset_check_keys}) == bool(expected)
     if expected:
         assert graph.get(dg.AssetKey("published_shards")).parent_keys == {dg.AssetKey("bucket_shards")}

@@ -5,21 +5,28 @@ Tests of a rule change one of these. An unchanged situation has no findings, so 
 
 import os
 import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import VAE
 from imagemill.domain.layout import DataRoot
-from imagemill.formats.energon import META, write_energon
+from imagemill.formats.energon import META, TAR_INDEX_SUFFIX, write_energon
 from imagemill.formats.jsonl import encode_line, read_jsonl, write_jsonl
 from imagemill.formats.manifest import read_json, write_json
 from imagemill.formats.npy import NpyStore
+from imagemill.formats.published import POINTER, Pointer, decode_pointer, encode_pointer, set_key, tar_key
 from imagemill.formats.tar import IndexEntry, read_shard, write_shard
+from imagemill.fs.blobs import Blob
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
+from imagemill.fs.location import Location
 from imagemill.pipeline.curation.latent_statistics import ALL, LatentMoments, statistics_path
 from imagemill.pipeline.curation.near_duplicates import Group, Member, Summary, lines_path, summary_path
+from imagemill.pipeline.push import local_sets, set_documents
 from imagemill.pipeline.shards.shard_manifest import sealed
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters, bucket_folder
@@ -28,6 +35,7 @@ from imagemill.store.ledger import Ledger
 from imagemill.validation import reports
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import Report, collect
+from imagemill.validation.published import published_objects
 from imagemill.validation.shard_coverage import shard_coverage
 from imagemill.validation.stage2 import stage2_records
 from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
@@ -124,6 +132,51 @@ def shards(tmp: Path) -> DataRoot:
 
 def check_shards(root: DataRoot) -> Report:
     return validate(bucket_folder(root.shards, SQUARE), derived=root.derived)
+
+
+def published(tmp: Path) -> DataRoot:
+    """The set of `shards`, and what a push makes of it, as files below `store/`."""
+    root = shards(tmp)
+    (one,) = local_sets(root.shards).values()
+    for name, data in set_documents(one):
+        write_object(root, set_key(one.identifier, name), data)
+    for shard in one.manifest.shards:
+        for suffix in ("", TAR_INDEX_SUFFIX):
+            write_object(root, tar_key(shard.checksum) + suffix, (one.folder / f"{shard.name}{suffix}").read_bytes())
+    pointer = Pointer(root="root", writer="w", sets={SQUARE: one.identifier}, time=datetime(2026, 1, 1, tzinfo=UTC))
+    write_object(root, POINTER, encode_pointer(pointer))
+    return root
+
+
+def write_object(root: DataRoot, key: str, data: bytes) -> None:
+    path = root.path / "store" / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+class FolderStore:
+    """A store whose objects are files."""
+
+    location = Location("s3", "bucket")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def list(self, prefix: str) -> Iterator[list[Blob]]:
+        for path in sorted((self.folder / prefix).rglob("*")):
+            if path.is_file():
+                key = path.relative_to(self.folder).as_posix()
+                yield [Blob(key, path.stat().st_size, '"tag"', datetime(2026, 1, 1, tzinfo=UTC))]
+
+
+def check_published(root: DataRoot) -> Report:
+    folder = root.path / "store"
+    call = SimpleNamespace(
+        store=FolderStore(folder),
+        output=root.shards,
+        pointer=lambda: (decode_pointer((folder / POINTER).read_bytes(), folder), '"tag"'),
+    )
+    return published_objects(call)
 
 
 def two_buckets(tmp: Path) -> DataRoot:
@@ -224,6 +277,7 @@ SITUATIONS = {
     "preset": (preset, check_preset),
     "stage-a": (stage_a, validate),
     "shards": (shards, check_shards),
+    "published shards": (published, check_published),
     "records and shards": (two_buckets, check_coverage),
     "reports": (curated, check_reports),
 }

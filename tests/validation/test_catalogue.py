@@ -334,6 +334,8 @@ BREAKS = {
     "other_bucket": ("records and shards", lambda root: foreign(root, *records_of(wide=(24, 24)))),
     "damaged": ("records of the ledger", lambda root: rot(root.derived / VAE.folder / "a.npy")),
     "verbatim": ("shards", npy(np.ones((16, 3, 3), np.float16))),
+    "not_published": ("published shards", repacked(lambda members: {**members, "extra": b""})),
+    "missing_object": ("published shards", lambda root: next((root.path / "store/tars").iterdir()).unlink()),
     "not_the_merge": ("reports", lambda folder: write_all(folder, images=2)),
     "impossible": ("reports", statistics(mean=[9.0] * 16)),
     "constant_channel": ("reports", statistics(std=[0.0] * 16)),
