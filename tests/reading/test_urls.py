@@ -8,7 +8,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import numpy as np
@@ -27,6 +29,7 @@ from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT
 from tests.helpers.s3 import SECRET, Cut, Ignored, fault_proxy, s3_server
 from tests.helpers.shard_sets import change_manifest, publish, shard_set
+from tests.helpers.ui import wait_until
 
 SIZES = {f"wide{n}": (1216, 832) for n in range(7)} | {f"square{n}": (1024, 1024) for n in range(5)}
 STORAGE = {"allow_http": True}
@@ -102,7 +105,7 @@ def test_workers_deliver_the_batches_of_the_folder(root, url, context):
 
     first = next(iter(loader))
 
-    assert time.monotonic() - began < 60  # 20 on a machine that does nothing else
+    assert time.monotonic() - began < 20
     assert plain(first) == expected[0]
     dataset.set_epoch(0)
     assert batches(dataset.loader(num_workers=2, **options), 3) == expected
@@ -115,7 +118,7 @@ def test_forked_workers_say_what_to_do(url):
     with pytest.raises(ImagemillError, match="multiprocessing_context"):
         next(iter(loader))
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 5
 
 
 def test_state_continues_in_the_folder_and_at_the_url(root, url):
@@ -187,6 +190,77 @@ def test_pipeline_that_was_made_before_reads_the_version_of_a_state(root, url):
     dataset.load_state_dict(state)
 
     assert batches(pipeline) == expected
+
+
+def test_two_ranks_around_a_push_open_one_version(root, url, proxy, tmp_path):
+    """Rank 0 opens before the push, rank 1 after it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "import torch.distributed as dist\n"
+        "from imagemill.reading import ShardDataset\n"
+        "url, folder, rank = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])\n"
+        "dist.init_process_group('gloo', init_method=f'file://{folder}/group', rank=rank, world_size=2)\n"
+        "while rank == 1 and not (folder / 'pushed').exists():\n"
+        "    time.sleep(0.05)\n"
+        f"dataset = ShardDataset(url, 2, members=('json',), object_storage={STORAGE!r}, rank=rank, world_size=2)\n"
+        "print(dataset.samples, sorted(dataset.state_dict()['sets'].values()))\n"
+        "dist.barrier()\n"
+    )
+    before = sorted(remote(url).state_dict()["sets"].values())
+    proxy.clear()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, url, tmp_path, str(rank)], stdout=subprocess.PIPE, text=True, cwd=PROJECT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    wait_until(lambda: any(one.key.endswith("current.json") for one in proxy.requests), 60, "rank 0 reads the pointer")
+    publish(root, "update", withdrawn=["wide1"])
+    push(root, url)
+    (tmp_path / "pushed").touch()
+
+    said = [process.communicate(timeout=60)[0] for process in ranks]
+
+    assert said == [f"12 {before}\n"] * 2
+    assert remote(url).samples == 11
+
+
+def test_readers_during_15_updates_see_one_version_each(tmp_path, url):
+    """With every update one image changes its bucket, and another one is replaced by a new one."""
+    versions = []
+    for n in range(16):
+        sizes = {f"wide{i}": (304, 208) for i in range(1, 5)}
+        sizes |= {"moving": (256, 256) if n % 2 else (304, 208), f"new{n}": (256, 256)}
+        versions.append(shard_set(tmp_path / f"v{n}" / "data", sizes, shard_size=2))
+    url += "-15"
+    push(versions[0], url)
+    stop = threading.Event()
+
+    def read():
+        found = []
+        while not stop.is_set():
+            published = ShardSet.open(url, object_storage=STORAGE)
+            found.append([described(sample) for sample in published.values()])
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            for version in versions[1:]:
+                push(version, url)
+        finally:
+            stop.set()
+        found = [one for reader in readers for one in reader.result()]
+
+    expected = [[described(sample) for sample in ShardSet.open(version.shards).values()] for version in versions]
+    assert len({tuple(one) for one in found}) > 2
+    assert all(one in expected for one in found)
+
+
+def described(sample):
+    return sample["image_id"], sample["bucket"], fingerprint(sample["vae"].tobytes() + sample["dinov3"].tobytes())
 
 
 def test_refused_state_changes_nothing(root, url):
@@ -331,12 +405,8 @@ def test_no_worker_is_left_after_the_trainer_was_killed(root, url, published, tm
     process.send_signal(signal.SIGKILL)
     process.wait()
 
-    for _ in range(40):
-        left = [pid for pid in members_of(process.pid) if is_alive(pid)]
-        if not left:
-            break
-        time.sleep(0.1)
-    assert left == []
+    time.sleep(1)
+    assert [pid for pid in members_of(process.pid) if is_alive(pid)] == []
 
 
 def members_of(session):
