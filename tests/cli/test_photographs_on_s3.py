@@ -4,8 +4,10 @@ Spec: docs/spec/object-storage.md#photographs
 """
 
 import io
+import math
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from urllib.parse import quote
 
@@ -18,7 +20,7 @@ from dagster_project.internals.instance import open_instance
 from imagemill.domain.layout import DataRoot
 from resources.data_root import DataRootResource
 from tests.helpers.look import viewing
-from tests.helpers.product import photos, product
+from tests.helpers.product import coco_photos, photos, product
 from tests.helpers.s3 import SECRET, fault_proxy, s3_server
 
 URL = "s3://photos/cats"
@@ -95,6 +97,49 @@ def test_results_are_those_of_a_folder(tmp_path, server, proxy):
     ]
 
 
+@pytest.mark.parametrize("count", [6, pytest.param(128, marks=pytest.mark.soak)])
+def test_real_photographs_give_the_results_of_a_folder(tmp_path, server, proxy, coco128, count):
+    """With preview models."""
+    local, remote = root_of(tmp_path, "local"), root_of(tmp_path, "remote")
+    coco_photos(coco128, local.approved)
+    kept = {path.stem for path in sorted(local.approved.glob("*.jpg"))[:count]}
+    for path in local.approved.iterdir():
+        if path.stem not in kept:
+            path.unlink()
+    upload(server, local.approved)
+
+    product(local, "run", stub=False)
+    product(remote, "run", "--approved", URL, stub=False)
+
+    assert results(remote) == results(local)
+    assert len(list(local.derived.rglob("*.npy"))) >= 2 * count
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_many_photographs_with_captions_cost_listings_alone(tmp_path, server, proxy, count):
+    root = root_of(tmp_path, "data")
+    photos(tmp_path / "one", 1)
+    photo = (tmp_path / "one" / "photo0000.jpg").read_bytes()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: put(server, f"cats/p{n:06}.jpg", photo), range(count)))
+        list(pool.map(lambda n: put(server, f"cats/p{n:06}.txt", b"number %d" % n), range(count)))
+    product(root, "run", "--approved", URL)
+
+    proxy.clear()
+    assert "nothing to do" in product(root, "run")
+    assert set(proxy.counts()) == {"LIST"}
+    assert proxy.counts()["LIST"] <= math.ceil(2 * count / 1000) + 2
+
+    put(server, "cats/p000007.jpg", photo + b"\0")
+    server.request("DELETE", "/photos/cats/p000008.jpg")
+    put(server, "cats/new.jpg", photo + b"\0\0")  # equal bytes under another name would not be read
+    put(server, "cats/new.txt", b"new")
+    proxy.clear()
+    product(root, "run")
+    assert proxy.read_keys() == {"cats/p000007.jpg", "cats/new.jpg", "cats/new.txt"}
+    assert len(list((root.derived / "dinov3").glob("*.npy"))) == count + 1
+
+
 def test_a_run_costs_what_has_changed(tmp_path, server, proxy):
     root = root_of(tmp_path, "data")
     photos(tmp_path / "photos", 5)
@@ -112,8 +157,7 @@ def test_a_run_costs_what_has_changed(tmp_path, server, proxy):
     upload(server, tmp_path / "more")
     proxy.clear()
     product(root, "run")
-    read = {request.key for request in proxy.requests if request.method == "GET" and "list-type" not in request.query}
-    assert read == {"cats/photo0001.jpg", "cats/photo0009.jpg", "cats/photo0009.txt"}
+    assert proxy.read_keys() == {"cats/photo0001.jpg", "cats/photo0009.jpg", "cats/photo0009.txt"}
     assert "photo0003.jpg is no longer in" in product(root, "status")
 
 

@@ -186,6 +186,11 @@ class Proxy(Server):
         with self.lock:
             return dict(Counter("LIST" if "list-type" in each.query else each.method for each in self.requests))
 
+    def read_keys(self) -> set[str]:
+        """Return the keys of the objects that were read."""
+        with self.lock:
+            return {each.key for each in self.requests if each.method == "GET" and "list-type" not in each.query}
+
     def clear(self) -> None:
         """Forget the requests."""
         with self.lock:
