@@ -18,6 +18,7 @@ from PIL import Image
 from dagster_project import sensors
 from dagster_project.internals.instance import open_instance
 from imagemill.domain.layout import DataRoot
+from imagemill.formats.manifest import read_json
 from resources.data_root import DataRootResource
 from tests.helpers.look import viewing
 from tests.helpers.product import coco_photos, photos, product
@@ -91,6 +92,8 @@ def test_results_are_those_of_a_folder(tmp_path, server, proxy):
 
     assert results(remote) == results(local)
     assert len(results(local)) > 20
+    manifests = [read_json(next(root.shards.rglob("manifest.json"))) for root in (local, remote)]
+    assert [manifest.get("images") for manifest in manifests] == [None, URL]
     assert not remote.approved.exists()
     assert [line for line in of_bucket.splitlines() if "broken" in line] == [
         line for line in of_folder.splitlines() if "broken" in line

@@ -14,6 +14,7 @@ from typing import Any
 from imagemill.config import Config
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
+from imagemill.fs.folders import ObjectFolder
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
@@ -83,6 +84,7 @@ def plan_packing(
         requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
         color=recorded_inputs(ledger.setting).color, colours=ledger.colours(),
     )  # fmt: skip
+    shard_set.images = str(root.approved) if isinstance(root.approved, ObjectFolder) else None
     return found, shard_set
 
 

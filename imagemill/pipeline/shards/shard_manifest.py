@@ -100,7 +100,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `empty_captions`: text kind → fingerprint of `empty-<kind>.npy`, the state of the empty caption.
     `statistics`: None in sets of releases that did not count samples; `crop`: None if samples are not measured. `pixels`: how
     the pixels behind the arrays were read, and the colours of the images; None in sets of releases that did not record it.
-    `repeats`: draws in an epoch over the live samples, if some are drawn more than once.
+    `repeats`: draws in an epoch over the live samples, if some are drawn more than once. `images`: URL of the photographs when
+    the set was written, if they were in object storage; for people, and never opened.
     """
 
     format: Literal["imagemill-shards/2"]
@@ -118,6 +119,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     crop: CropStatistics | None = None
     pixels: ColourCounts | None = None
     repeats: _Count | msgspec.UnsetType = msgspec.UNSET
+    images: str | msgspec.UnsetType = msgspec.UNSET
     manifest_digest: str | None = None
 
     @property

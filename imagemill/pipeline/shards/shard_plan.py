@@ -137,6 +137,7 @@ class PackPlan:
 
     `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption. `color`: how pixels
     are read. `colours`: state and name of the colours by image id, for the manifests; None states nothing.
+    `images`: URL of the photographs, if they are in object storage.
     """
 
     output: Path
@@ -146,6 +147,7 @@ class PackPlan:
     empty_captions: Path | None = None
     color: ColorSetting = SRGB
     colours: Mapping[str, tuple[str | None, str]] | None = None
+    images: str | None = None
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def colours_of(self, ids: Iterable[str]) -> ColourCounts | None:
