@@ -147,7 +147,9 @@ def test_a_run_costs_what_has_changed(tmp_path, server, proxy):
     root = root_of(tmp_path, "data")
     photos(tmp_path / "photos", 5)
     upload(server, tmp_path / "photos")
+    proxy.clear()
     product(root, "run", "--approved", URL)
+    assert proxy.counts() == {"LIST": 2, "GET": 5 * (3 + 1)}, "a photograph three times, a caption once"
 
     proxy.clear()
     assert "nothing to do" in product(root, "run")

@@ -296,13 +296,18 @@ def test_reader_keeps_its_version_until_it_is_deleted(root, url):
         batches(dataset)
 
 
-def test_only_the_chosen_samples_are_read(url, proxy):
+def test_requests_of_opening_and_of_an_epoch(url, proxy):
+    """The figures of docs/how-to/object-storage.md, for two buckets."""
+    proxy.clear()
     dataset = remote(url)
+    assert proxy.counts() == {"GET": 1 + 4 * 2, "LIST": 1}
     proxy.clear()
 
     batches(dataset)
 
     assert len(proxy.requests) == len(SIZES)
+    sizes = sum(line.size for bucket in dataset.buckets for line in bucket.lines)
+    assert sum(request.got for request in proxy.requests) == sizes
     assert all(request.headers.get("if-match") and request.headers.get("range") for request in proxy.requests)
 
 
