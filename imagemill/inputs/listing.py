@@ -10,6 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from fnmatch import fnmatchcase
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -68,14 +70,28 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         kind: a file, a folder that is not entered, something else (or something that cannot be looked up), or ignored.
         signature: of a file or folder; of the target of a link.
         changed_ns: the later of its modification and change times, in nanoseconds.
-        remark: see `Remark`.
     """
 
     path: str
     kind: Literal["file", "folder", "other", "ignored"]
     signature: FileSignature | None = None
     changed_ns: int = 0
-    remark: Remark = NO_REMARK
+
+    @property
+    def remark(self) -> Remark:
+        """Details, if the entry is an unusual one."""
+        return NO_REMARK
+
+
+class UnusualEntry(Entry, frozen=True, gc=False):
+    """An entry with details; a class of its own, because each field would need memory in all entries."""
+
+    details: Remark = NO_REMARK
+
+    @property
+    def remark(self) -> Remark:
+        """Details."""
+        return self.details
 
 
 def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
@@ -116,7 +132,11 @@ def list_entries(
     else:
         found = (each for each in _walk(folder, inputs, own) if wanted is None or wanted(each.path))
         entries = map(_entry, found)
-    return sorted(entries, key=lambda entry: entry.path)
+    listed = list(entries)
+    # Keys of object storage arrive in order; a sort would need 16 bytes more for each.
+    if any(one.path > other.path for one, other in pairwise(listed)):
+        listed.sort(key=attrgetter("path"))
+    return listed
 
 
 def list_paths(folder: Folder, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:
@@ -142,7 +162,7 @@ def _entries_of(folder: ObjectFolder, inputs: InputSettings) -> Iterator[Entry]:
         if not name:
             continue  # a mark that file managers write for a folder
         if any(part in ("", ".", "..") for part in parts):
-            yield Entry(blob.key, OTHER, remark=_BAD_KEY)
+            yield UnusualEntry(blob.key, OTHER, details=_BAD_KEY)
             continue
         above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
         entered.update(above[:-1])
@@ -159,7 +179,8 @@ def _entries_of(folder: ObjectFolder, inputs: InputSettings) -> Iterator[Entry]:
     yield from (Entry(each.key, FILE, each.signature, each.modified_ns) for each in marks if each.key not in entered)
     yield from (Entry(path, IGNORED) for path in ignored)
     yield from (
-        Entry(path, FOLDER, FileSignature(""), 0, Remark(tuple(sorted(names)))) for path, names in folders.items()
+        UnusualEntry(path, FOLDER, FileSignature(""), 0, Remark(tuple(sorted(names))))
+        for path, names in folders.items()
     )
 
 
@@ -309,18 +330,18 @@ def _entry(found: _Found) -> Entry:
     if found.ignored:
         return Entry(path, IGNORED)
     if found.why:
-        return Entry(path, FOLDER, remark=Remark(why=found.why, do=found.do))
+        return UnusualEntry(path, FOLDER, details=Remark(why=found.why, do=found.do))
     try:
         if entry.is_file():
             return Entry(path, FILE, *_state(entry.stat()))
         if entry.is_dir():
             with os.scandir(entry) as inner:
-                return Entry(path, FOLDER, *_state(entry.stat()), Remark(tuple(each.name for each in inner)))
+                return UnusualEntry(path, FOLDER, *_state(entry.stat()), Remark(tuple(each.name for each in inner)))
         kind = "a broken symlink" if entry.is_symlink() else "neither a file nor a link to one"
-        return Entry(path, OTHER, remark=Remark(why=kind, do="remove it, or restore the file"))
+        return UnusualEntry(path, OTHER, details=Remark(why=kind, do="remove it, or restore the file"))
     except OSError as error:
         if error.errno == errno.ELOOP:
             why, do = "a symlink that leads back to itself", "remove it, or restore the file"
         else:
             why, do = f"cannot be looked up: {error.strerror}", _READABLE
-        return Entry(path, OTHER, remark=Remark(why=why, do=do))
+        return UnusualEntry(path, OTHER, details=Remark(why=why, do=do))
