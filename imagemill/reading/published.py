@@ -33,10 +33,9 @@ from imagemill.pipeline.shards.shard_manifest import Manifest, decode_manifest
 from imagemill.pipeline.shards.shard_sets import INDEX, MANIFEST, TOMBSTONES
 from imagemill.reading.tars import ShardsReplaced
 
-# Samples that are asked for ahead of those that are needed, and requests of one process at a time. With a latency of 20 ms and
-# 100 MB/s per connection, 32 connections read 1.4 times as fast as 16 (`python -m benchmarks.reading_url`).
-SAMPLES_AHEAD = 32
-CONNECTIONS = 32
+# Samples that are asked for ahead of those that are needed, and requests of one process at a time: docs/decisions/0163.
+SAMPLES_AHEAD = 64
+CONNECTIONS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class PublishedTars:
     stats: Mapping[str, FileSignature]
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
-        """Return bytes of a tar, which may be changed; fewer only at its end.
+        """Return bytes of a tar, which are not writable; fewer only at its end.
 
         Raises:
             ShardsReplaced: if the tar is gone, or is another object than at opening.
@@ -71,7 +70,7 @@ class PublishedTars:
                 why=f"{name}: {error.what}",
                 do="open the reader again; load_state_dict checks whether a saved state can continue in the current version",
             ) from None
-        return memoryview(bytearray(data))
+        return memoryview(data)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         """Fill a buffer; return the number of bytes. See `read`."""
