@@ -29,7 +29,7 @@ from imagemill.pipeline.push import Publisher, PushRequest, local_sets
 from imagemill.pipeline.shards.shard_manifest import decode_manifest
 from imagemill.store.ledger import ROOT_ID, Ledger
 from imagemill.store.trust import record_consent
-from tests.helpers.product import photos, product, start
+from tests.helpers.product import SEARCH_PATH, photos, product, start
 from tests.helpers.s3 import SECRET, Answer, Cut, Dropped, Ignored, fault_proxy, s3_server
 from tests.helpers.shard_sets import publish, shard_set
 from tests.helpers.wiring import check, checks_of, history, materialize
@@ -562,6 +562,23 @@ def test_asset_publishes_and_names_the_version(root, location, proxy, tmp_path, 
     assert metadata["url"] == str(location)
     assert (metadata["tars"], metadata["sent tars"]) == (6, 6)
     assert read_version(location) == local_samples(root)
+
+
+def test_everything_else_works_without_the_packages_of_object_storage(tmp_path):
+    for name in ("obstore", "botocore", "boto3"):
+        (tmp_path / "absent" / f"{name}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / "absent" / f"{name}.py").write_text(f"raise ImportError({name!r})\n")
+    environment = {"PYTHONPATH": f"{tmp_path / 'absent'}{os.pathsep}{SEARCH_PATH}"}
+    root = DataRoot(tmp_path / "data")
+    photos(root.approved, 3)
+
+    assert "3 samples in 1 shard" in product(root, "run", **environment)
+    product(root, "status", **environment)
+    product(root, "validate", root.stage2_jsonl, root.shards / "bucket_1216x832", **environment)
+    began = time.monotonic()
+    said = product(root, "push", "s3://training/cats", code=2, **environment)
+    assert "pip install 'imagemill[s3]'" in said
+    assert time.monotonic() - began < 10
 
 
 def test_url_in_a_data_root_needs_consent(packed, tmp_path, location, proxy, monkeypatch):

@@ -4,6 +4,9 @@ Spec: docs/spec/object-storage.md#published-version
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -54,6 +57,25 @@ def test_webdataset(tars, form):
     urls = [form.format(url) for each in tars.values() for url in each]
 
     ids = [json.loads(sample["json"])["image_id"] for sample in webdataset.WebDataset(urls, shardshuffle=False)]
+
+    assert sorted(ids) == sorted(SIZES)
+
+
+def test_webdataset_through_the_command_line_of_aws(published):
+    proxy, store, sets = published
+    tool = ["uv", "tool", "run", "--quiet", "--from", "awscli==1.44.0", "aws"]
+    tool[0] = os.path.join(os.path.dirname(sys.executable), "uv")
+    if subprocess.run([*tool, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("the command line of aws cannot be installed: uv tool run --from awscli aws")
+    keys = [
+        key for identifier in sets.values() for key in store.read(set_key(identifier, "shards.txt"))[0].decode().split()
+    ]
+    command = f"pipe:{' '.join(tool)} --endpoint-url {proxy.url} s3 cp {store.location}/%s -"
+
+    ids = [
+        json.loads(sample["json"])["image_id"]
+        for sample in webdataset.WebDataset([command % key for key in keys], shardshuffle=False)
+    ]
 
     assert sorted(ids) == sorted(SIZES)
 
