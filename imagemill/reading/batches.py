@@ -219,7 +219,7 @@ def _stacked(values: list[np.ndarray]) -> Any:
 
     if len({value.shape for value in values}) > 1:
         return _each(values)
-    if get_worker_info() is None or not values[0].flags.writeable:
+    if get_worker_info() is None or not all(value.flags.writeable for value in values):
         # Not torch.stack, whose threads took ten times as long on busy cores, and which does not take read-only arrays.
         return torch.from_numpy(np.stack(values))
     # In a worker torch stacks into shared memory, which saves a copy when the batch is sent.

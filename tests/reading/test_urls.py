@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -20,10 +21,11 @@ import torch
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.fs.blobs import Blob, StorageSettings, StoreFailed
 from imagemill.fs.fingerprints import fingerprint
-from imagemill.fs.location import Location
+from imagemill.fs.location import Location, parse_location
 from imagemill.fs.objects import Objects
 from imagemill.pipeline.push import Publisher, PushRequest
 from imagemill.reading import ShardDataset, ShardSet, ShardsReplaced
+from imagemill.reading.batches import _stacked
 from imagemill.reading.published import Version
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT
@@ -63,12 +65,12 @@ def url(root, proxy):
     return str(location)
 
 
+def store_of(url):
+    return Objects(parse_location(str(url), "url"), StorageSettings(**STORAGE))
+
+
 def push(root, location):
-    where = (
-        location if isinstance(location, Location) else Location("s3", *location.removeprefix("s3://").split("/", 1))
-    )
-    store = Objects(where, StorageSettings(allow_http=True))
-    Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").push(PushRequest())
+    Publisher(store_of(location), root.shards, Ledger(root.ledger), "root", "a test").push(PushRequest())
 
 
 def remote(url, **options):
@@ -288,8 +290,7 @@ def test_reader_keeps_its_version_until_it_is_deleted(root, url):
     dataset.set_epoch(0)
     assert batches(dataset) == expected
 
-    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
-    store = Objects(where, StorageSettings(allow_http=True))
+    store = store_of(url)
     Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").collect(now=True)
     dataset.set_epoch(0)
     with pytest.raises(ShardsReplaced, match="was removed"):
@@ -337,8 +338,7 @@ def test_tar_that_a_server_without_conditions_replaced_is_noticed(root, url, pro
     """The other tar has the same size."""
     dataset = remote(url)
     proxy.fault = lambda request: Ignored()
-    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
-    store = Objects(where, StorageSettings(allow_http=True))
+    store = store_of(url)
     for key in [blob.key for page in store.list("tars") for blob in page if blob.key.endswith(".tar")]:
         store.put(key, store.read(key)[0][:-1] + b"x")
 
@@ -350,8 +350,7 @@ def test_set_that_is_not_published_is_named(root, url):
     state = remote(url).state_dict()
     publish(root, "replace", withdrawn=["wide1"])
     push(root, url)
-    where = Location("s3", *url.removeprefix("s3://").split("/", 1))
-    store = Objects(where, StorageSettings(allow_http=True))
+    store = store_of(url)
     Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").collect(now=True)
 
     for read in (
@@ -446,6 +445,16 @@ def test_web_server_without_strong_tags_is_refused():
         Version(Server(), {}).find_tars(["tars/a.tar"])
 
 
+def test_arrays_of_answers_which_are_not_writable_are_stacked_without_a_warning(monkeypatch):
+    monkeypatch.setattr("torch.utils.data.get_worker_info", object)
+    values = [np.full(3, 1.0), np.frombuffer(np.full(3, 2.0).tobytes())]
+    assert [value.flags.writeable for value in values] == [True, False]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _stacked(values).tolist() == [[1.0] * 3, [2.0] * 3]
+
+
 def test_state_of_the_empty_caption_is_that_of_the_folder(root, proxy):
     state = np.full((77, 1024), 0.5, np.float16)
     for folder in root.shards.glob("bucket_*"):
@@ -458,7 +467,7 @@ def test_state_of_the_empty_caption_is_that_of_the_folder(root, proxy):
 
     assert np.array_equal(published.empty_caption("t5_hidden"), state)
 
-    store = Objects(where, StorageSettings(allow_http=True))
+    store = store_of(where)
     for page in store.list("sets"):
         for blob in page:
             if blob.key.endswith("empty-t5_hidden.npy"):
