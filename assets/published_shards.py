@@ -9,8 +9,7 @@ from assets.partitions import asset
 from imagemill.config import config_in_force
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
-from imagemill.fs.location import FOR_WRITING, parse_location
-from imagemill.pipeline.push import PushRequest, publisher, refuse_no_url
+from imagemill.pipeline.push import PushRequest, place_to_push, publisher
 from io_managers.figures import with_units
 from resources.data_root import DataRootResource
 
@@ -26,8 +25,7 @@ def published_shards(context: dg.AssetExecutionContext, data_root: DataRootResou
     Without `push`, there is no such asset. `imagemill push` does the same, and deletes versions that are no longer needed.
     """
     session = data_root.session
-    location = parse_location(refuse_no_url(session.config.push), "push", schemes=FOR_WRITING)
-    result = publisher(session, location, context.run.run_id).push(PushRequest())
+    result = publisher(session, place_to_push(session), context.run.run_id).push(PushRequest())
     figures = {"tars": result.tars, "sent_tars": result.sent_tars, "sent_bytes": result.sent_bytes}
     shown = with_units(figures, "tars", sent_bytes="B")
     return dg.MaterializeResult(metadata={"version": result.version, "url": result.url, **shown})

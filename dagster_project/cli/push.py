@@ -8,8 +8,7 @@ import msgspec
 from dagster_project.cli.options import OneOf, root_options
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import WrongUsage
-from imagemill.fs.location import FOR_WRITING, parse_location
-from imagemill.pipeline.push import Publisher, Pushed, PushRequest, publisher, refuse_no_url
+from imagemill.pipeline.push import Publisher, Pushed, PushRequest, place_to_push, publisher
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import refuse_no_sets
 from imagemill.store.locations import refuse_gone
@@ -21,7 +20,7 @@ from imagemill.text.units import as_size, counted
 @click.option("--bucket", "buckets", multiple=True, type=OneOf(BUCKETS), help="Publish only this bucket; may repeat.")
 @click.option("--gc", "collect", is_flag=True, help="Then delete what no kept version needs.")
 @click.option("--now", is_flag=True, help="With --gc: keep the current version alone.")
-@click.option("--verify", is_flag=True, help="Then read everything back and compare.")
+@click.option("--verify", is_flag=True, help="Also send what is missing there; then read everything back and compare.")
 @click.option("--take-over", is_flag=True, help="Replace the version of another data root.")
 @click.option("--allow-preview", is_flag=True, help="Publish arrays of preview models too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent; write nothing.")
@@ -34,7 +33,7 @@ def command(
 
     URL is s3://bucket/prefix. Only tars that are not there are sent; an interrupted push is continued by the next one.
     """
-    location = parse_location(refuse_no_url(url or session.config.push), "URL" if url else "push", schemes=FOR_WRITING)
+    location = place_to_push(session, url)
     if now and not collect:
         raise WrongUsage("--now has no effect alone", why="it is about what --gc deletes", do="give --gc --now")
     refuse_gone(session.root, "shards")

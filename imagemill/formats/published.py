@@ -78,9 +78,14 @@ def set_id(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:32]
 
 
+def set_folder(identifier: str) -> str:
+    """Return what the keys of a set's documents begin with, without the `/`."""
+    return f"{SETS}/{identifier}"
+
+
 def set_key(identifier: str, name: str) -> str:
     """Return the key of a set's document."""
-    return f"{SETS}/{identifier}/{name}"
+    return f"{set_folder(identifier)}/{name}"
 
 
 def tar_key(checksum: str) -> str:

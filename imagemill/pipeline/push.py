@@ -41,7 +41,7 @@ from imagemill.formats.published import (
 )
 from imagemill.fs.blobs import AnswerLost, Blob, Changed, Exists, Missing, StorageSettings, StoreFailed
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint_file
-from imagemill.fs.location import Location
+from imagemill.fs.location import FOR_WRITING, Location, parse_location
 from imagemill.fs.objects import PART_BYTES, READS, Objects, repeated
 from imagemill.pipeline.leases import claimed, holder_without_run
 from imagemill.pipeline.session import Session
@@ -343,6 +343,8 @@ class Publisher:
             if request.verify or pointer is None or pointer.sets.get(bucket) != one.identifier
             for name, data in set_documents(one)
         )
+        if request.verify:
+            self._send(index for one in chosen.values() for index in tar_indexes(one))
         if not result.changed:
             return
         new = Pointer(
@@ -384,7 +386,7 @@ class Publisher:
                     each.cancel()
                 raise
 
-    def _send(self, documents: Iterable[tuple[str, bytes]]) -> None:
+    def _send(self, documents: Iterable[tuple[str, bytes | Path]]) -> None:
         with ThreadPoolExecutor(AT_ONCE, "push") as pool:
             for _ in pool.map(lambda document: self.store.put(*document), documents):
                 pass
@@ -492,6 +494,10 @@ class Publisher:
             if self.store.read(key)[0] != data:
                 raise self._damaged(key)
             count += 1
+        for key, path in tar_indexes(one):
+            if self.store.read(key)[0] != path.read_bytes():
+                raise self._damaged(key)
+            count += 1
         for shard in one.manifest.shards:
             key, digest = tar_key(shard.checksum), RunningFingerprint()
             if self.store.head(key).size != shard.bytes:
@@ -531,13 +537,18 @@ def set_documents(one: LocalSet) -> Iterator[tuple[str, bytes]]:
 
 def object_sizes(one: LocalSet) -> dict[str, int]:
     """Return the size of each object of a published set, by key, in bytes."""
-    sizes = {set_key(one.identifier, name): len(data) for name, data in set_documents(one)}
+    return {
+        **{set_key(one.identifier, name): len(data) for name, data in set_documents(one)},
+        **{key: path.stat().st_size for key, path in tar_indexes(one)},
+        **{tar_key(shard.checksum): shard.bytes for shard in one.manifest.shards},
+    }
+
+
+def tar_indexes(one: LocalSet) -> Iterator[tuple[str, Path]]:
+    """Yield key and file of the index of each tar that has one."""
     for shard in one.manifest.shards:
-        key, index = tar_key(shard.checksum), one.folder / f"{shard.name}{TAR_INDEX_SUFFIX}"
-        sizes[key] = shard.bytes
-        if index.is_file():
-            sizes[f"{key}{TAR_INDEX_SUFFIX}"] = index.stat().st_size
-    return sizes
+        if (path := one.folder / f"{shard.name}{TAR_INDEX_SUFFIX}").is_file():
+            yield f"{tar_key(shard.checksum)}{TAR_INDEX_SUFFIX}", path
 
 
 def publisher(session: Session, location: Location, run_id: str | None = None) -> Publisher:
@@ -546,10 +557,11 @@ def publisher(session: Session, location: Location, run_id: str | None = None) -
     return Publisher(store, session.root.shards, ledger, ledger.setting(ROOT_ID) or "", run_id or holder_without_run())
 
 
-def refuse_no_url(url: str | None) -> str:
-    """Return the URL to push to. Raises WrongUsage if it is not given."""
+def place_to_push(session: Session, given: str | None = None) -> Location:
+    """Return where to push: as given, else `push` of the configuration. Raises WrongUsage if there is neither."""
+    url = given or session.config.push
     if not url:
         raise WrongUsage(
             "no URL to publish to", why="imagemill.yaml has no `push`", do="imagemill push s3://bucket/prefix"
         )
-    return url
+    return parse_location(url, "URL" if given else "push", schemes=FOR_WRITING)

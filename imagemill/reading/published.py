@@ -24,7 +24,17 @@ import msgspec
 
 from imagemill.domain.buckets import BUCKETS
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
-from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, Pointer, Sets, decode_pointer, set_key, version_of
+from imagemill.formats.published import (
+    POINTER,
+    SHARDS_LIST,
+    TARS,
+    Pointer,
+    Sets,
+    decode_pointer,
+    set_folder,
+    set_key,
+    version_of,
+)
 from imagemill.fs.blobs import Blob, Changed, Missing, StorageSettings
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.location import Location, parse_location
@@ -131,7 +141,7 @@ class Version(NamedTuple):
         keys = (folder / SHARDS_LIST).read_text().splitlines()
         named = {shard.name: key for shard, key in zip(manifest.shards, keys, strict=True)}
         stats = {name: found[key].signature for name, key in named.items() if key in found}
-        return PublishedTars(self.store, self.store.location / set_key(self.sets[bucket], "").rstrip("/"), named, stats)
+        return PublishedTars(self.store, self.store.location / set_folder(self.sets[bucket]), named, stats)
 
     def find_tars(self, keys: list[str]) -> dict[str, Blob]:
         """Return the state of the tars that exist, by key. A web server is asked for each, object storage lists them.

@@ -30,7 +30,7 @@ from imagemill.domain.ids import member_key
 from imagemill.domain.latent_boxes import encoded_box
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.npy import parse_npy, read_npy
-from imagemill.formats.published import SETS, tar_key
+from imagemill.formats.published import set_key, tar_key
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.location import is_url
 from imagemill.fs.objects import PART_BYTES
@@ -166,7 +166,7 @@ def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
     ((content, bucket),) = states.items()
     name = empty_caption_name(kind)
     if isinstance(bucket.tars, PublishedTars):
-        data = bucket.tars.store.read(f"{SETS}/{bucket.folder.name}/{name}")[0]
+        data = bucket.tars.store.read(set_key(bucket.folder.name, name))[0]
         if fingerprint(data) != content:
             raise ImagemillError(f"{name} is damaged", where=bucket.folder, do="imagemill push --verify")
         return parse_npy(memoryview(bytearray(data)), bucket.folder / name)

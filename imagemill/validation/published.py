@@ -11,7 +11,7 @@ import msgspec
 
 from imagemill.errors import ImagemillError
 from imagemill.formats.energon import DOCUMENTS, META, TAR_INDEX_SUFFIX
-from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, set_id, set_key, tar_key
+from imagemill.formats.published import POINTER, SHARDS_LIST, TARS, set_folder, set_id, tar_key
 from imagemill.fs.blobs import Missing
 from imagemill.pipeline.push import Publisher, local_sets, object_sizes
 from imagemill.pipeline.shards.shard_manifest import ShardEntry, decode_manifest
@@ -25,7 +25,7 @@ from imagemill.validation.shards import ElsewhereTars, shard_set
 
 _DOCUMENTS = (MANIFEST, INDEX, SHARDS_LIST, TOMBSTONES, *(f"{META}/{name}" for name in DOCUMENTS))
 _REMEDY = (
-    "delete the object if it is damaged, then imagemill push; if the local set has the same fault, "
+    "delete the object if it is damaged, then imagemill push --verify; if the local set has the same fault, "
     "imagemill shards --overwrite first"
 )
 
@@ -43,7 +43,7 @@ def validate_published(version: Version) -> Iterator[Report]:
             "validate", len(every), unit="tar", work=sum(shard.bytes for shard in every), work_unit="B"
         ) as progress:
             for bucket, folder in folders.items():
-                where = version.store.location / set_key(version.sets[bucket], "").rstrip("/")
+                where = version.store.location / set_folder(version.sets[bucket])
                 findings = _published_set(version, bucket, folder, shards[bucket], progress)
                 yield collect(str(where), "shards", map(_with_remedy, findings))
 
@@ -56,8 +56,7 @@ def published_objects(call: Publisher) -> Report:
     Raises:
         StoreFailed: if the store cannot be used.
     """
-    store = call.store
-    return collect(str(store.location), "published shards", _objects(call))
+    return collect(str(call.store.location), "published shards", _objects(call))
 
 
 def _objects(call: Publisher) -> Findings:
@@ -68,7 +67,7 @@ def _objects(call: Publisher) -> Findings:
         if bucket not in local or sets.get(bucket) != local[bucket].identifier:
             yield finding("not_published", f"{bucket}: the published set is another one", file=POINTER)
     same = {bucket: one for bucket, one in local.items() if sets.get(bucket) == one.identifier}
-    folders = (TARS, *(set_key(one.identifier, "").rstrip("/") for one in same.values()))
+    folders = (TARS, *(set_folder(one.identifier) for one in same.values()))
     found = {blob.key: blob.size for folder in folders for page in call.store.list(folder) for blob in page}
     for bucket, one in same.items():
         for key, size in object_sizes(one).items():
@@ -105,10 +104,13 @@ def _published_set(
     key_of = dict(zip(sizes, keys, strict=True))
 
     def fetch(name: str, path: Path) -> None:
-        progress.advance(1, sizes[name])
-        version.store.fetch(key_of[name], path)
-        with suppress(Missing):
-            version.store.fetch(f"{key_of[name]}{TAR_INDEX_SUFFIX}", path.with_name(f"{name}{TAR_INDEX_SUFFIX}"))
+        try:
+            version.store.fetch(key_of[name], path)
+            with suppress(Missing):
+                index, _ = version.store.read(f"{key_of[name]}{TAR_INDEX_SUFFIX}")
+                path.with_name(f"{name}{TAR_INDEX_SUFFIX}").write_bytes(index)
+        finally:
+            progress.advance(1, sizes[name])
 
     names = {name: f"../../{key}" for name, key in key_of.items()}
     yield from shard_set(folder, elsewhere=ElsewhereTars(fetch, names))

@@ -136,25 +136,31 @@ def test_equal_version_costs_one_request(root, location, proxy):
     assert proxy.counts() == {"GET": 1}
 
 
-def test_one_changed_tar_is_sent_alone(root, location, proxy):
-    push(root, location)
-    publish(root, "update", withdrawn=["wide7"], shard_size=2)
+@pytest.fixture
+def large(tmp_path):
+    """A set of 42 tars."""
+    return shard_set(tmp_path / "large" / "data", {f"wide{n:02}": (304, 208) for n in range(84)}, shard_size=2)
+
+
+def test_one_changed_tar_of_42_is_sent_alone(large, location, proxy):
+    assert push(large, location).sent_tars == 42
+    publish(large, "update", withdrawn=["wide83"], shard_size=2)
     proxy.clear()
 
-    result = push(root, location)
+    result = push(large, location)
 
     assert len(tars_sent(proxy)) == result.sent_tars == 1
-    assert read_version(location) == local_samples(root)
+    assert read_version(location) == local_samples(large)
 
 
-def test_emptied_tar_is_not_sent(root, location, proxy):
-    push(root, location)
-    publish(root, "update", withdrawn=["wide2", "wide3"], shard_size=2)
+def test_emptied_tar_3_of_42_is_not_sent(large, location, proxy):
+    push(large, location)
+    publish(large, "update", withdrawn=["wide04", "wide05"], shard_size=2)
     proxy.clear()
 
-    assert push(root, location).sent_tars == 0
+    assert push(large, location).sent_tars == 0
     assert tars_sent(proxy) == set()
-    assert read_version(location) == local_samples(root)
+    assert read_version(location) == local_samples(large)
 
 
 def test_plain_webdataset_reads_the_published_tars(root, location, proxy):
@@ -364,7 +370,7 @@ def test_damaged_object_is_found(root, location, proxy):
     store.delete([key])
     assert push(root, location).sent_tars == 0
     again = push(root, location, verify=True)
-    assert (again.changed, again.sent_tars, again.verified) == (False, 1, 24)
+    assert (again.changed, again.sent_tars, again.verified) == (False, 1, 30)
     assert read_version(location) == local_samples(root)
 
 
@@ -375,7 +381,7 @@ def test_verify_restores_missing_documents(root, location, proxy, name):
     before = {blob.key: store.read(blob.key)[0] for page in store.list() for blob in page}
     store.delete([key for key in before if key.endswith(f"/{name}")])
 
-    assert push(root, location, verify=True).verified == 24
+    assert push(root, location, verify=True).verified == 30
 
     assert {blob.key: store.read(blob.key)[0] for page in store.list() for blob in page} == before
 

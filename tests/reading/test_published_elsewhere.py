@@ -63,8 +63,8 @@ def test_webdataset(tars, form):
 
 def test_webdataset_through_the_command_line_of_aws(published):
     proxy, store, sets = published
-    tool = ["uv", "tool", "run", "--quiet", "--from", "awscli==1.44.0", "aws"]
-    tool[0] = os.path.join(os.path.dirname(sys.executable), "uv")
+    uv = os.path.join(os.path.dirname(sys.executable), "uv")
+    tool = [uv, "tool", "run", "--quiet", "--from", "awscli==1.44.0", "aws"]
     if subprocess.run([*tool, "--version"], capture_output=True, check=False).returncode:
         pytest.skip("the command line of aws cannot be installed: uv tool run --from awscli aws")
     keys = [

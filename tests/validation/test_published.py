@@ -44,8 +44,8 @@ def store(root, server, monkeypatch):
     return found
 
 
-def push(store, root):
-    return Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").push(PushRequest())
+def push(store, root, **request):
+    return Publisher(store, root.shards, Ledger(root.ledger), "root", "a test").push(PushRequest(**request))
 
 
 def reports(store):
@@ -106,7 +106,7 @@ def other_number(data):
         (lambda store: of_set(store, "manifest.json"), other_number, {"manifest_digest", "live_samples"}),
     ],
 )
-def test_damage_to_any_object_is_found(store, key, change, rules):
+def test_damage_to_any_object_is_found_and_mended_by_the_remedy(root, store, key, change, rules):
     found = key(store)
     if change:
         store.put(found, change(store.read(found)[0]))
@@ -118,4 +118,7 @@ def test_damage_to_any_object_is_found(store, key, change, rules):
     assert square.passed
     assert not wide.passed
     assert rules <= wide.rules.keys()
-    assert all("imagemill push" in each.remedy for each in wide.findings)
+    assert all("imagemill push --verify" in each.remedy for each in wide.findings)
+    store.delete([found])
+    push(store, root, verify=True)
+    assert all(each.passed for each in reports(store))
