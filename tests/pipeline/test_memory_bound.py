@@ -52,9 +52,13 @@ def test_many_large_photos_take_no_more_than_two_of_them(data_root, photo, previ
     assert grown <= BYTES_PER_PIXEL_AHEAD * 2 * PHOTO + WRITE_BEHIND_BYTES + threads * KEPT_BYTES
 
 
-def test_large_photo_gets_its_latent_within_a_gigabyte(data_root, photo, preview_root):
-    """Tiled, by the real classes; 0.72 GB beyond the loaded model were measured."""
+def test_large_photo_gets_its_latent_within_one_and_a_half_gigabytes(data_root, photo, preview_root):
+    """Tiled, by the real classes. Without tiles it takes 3.8 GB.
+
+    0.72 to 1.06 GB were measured: the small results of tiles stay between large blocks that malloc keeps, and which
+    blocks it keeps differs between processors.
+    """
     grown = growth(data_root, photo, VAE.kind, count=1, preview_root=preview_root)
 
-    assert grown <= 1_000_000_000
+    assert grown <= 1_500_000_000
     NpyStore(data_root.derived / VAE.folder, VAE).check("photo00", HEIGHT, WIDTH)
