@@ -44,7 +44,7 @@ from imagemill.validation.shard_sets import is_verified, set_folders
 FORMAT = 1
 
 # Settings that came after the digest: it leaves them out while they are unset, so that it stays the same for upgraded data roots.
-_ADDED = {"limits", "name", "object_storage", "push"}
+_ADDED = {"limits", "name", "object_storage", "push", "share"}
 
 
 class Ended(Protocol):

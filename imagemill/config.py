@@ -32,6 +32,7 @@ from imagemill.domain.inputs import (
     Sidecars,
 )
 from imagemill.domain.layout import DataRoot, shares_history
+from imagemill.domain.shares import parse_share
 from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsage
 from imagemill.fs.blobs import StorageSettings
 from imagemill.fs.fingerprints import FileSignature, file_signature
@@ -216,6 +217,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         push: URL, `s3://bucket/prefix`, to which the asset `published_shards` publishes the shards after packing; if unset, there
             is no such asset.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
+        share: `I/N`, from `0/N` to `N-1/N`: take only the images of `approved/` with this share's ids, so that N data roots
+            divide the images of one folder. A data root keeps the share of its first run.
     """
 
     name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$", max_length=40)] | None = None
@@ -243,6 +246,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     object_storage: StorageSettings = StorageSettings()
     push: str | None = None
     licence: str | None = None
+    share: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
         """Return the settings of an embedding kind, with the subfolder of its default model filled in."""
@@ -270,6 +274,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "strip_prefix": captions.strip_prefix,
             "folder": captions.folder,
             "repeats": _word(inputs.repeats, KOHYA),
+            "share": self.share and str(parse_share(self.share)),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -335,6 +340,8 @@ def _read(path: Path, _: FileSignature) -> Config:
             where=path,
             do=f"choose from {', '.join(SHARES)}",
         )
+    if config.share is not None:
+        read_share(config.share, f"{path.name} line {document.line(['share'])}: share {config.share!r}", path)
     for kind, spec in specs.items():
         given, place = config.encoders.get(kind, {}), ("encoders", kind)
         convert_settings(given, spec.settings_class, where=path, line=document.line, place=place)
@@ -348,6 +355,14 @@ def _is_encoding(name: str) -> bool:
         return isinstance("".encode(name), bytes)
     except (LookupError, UnicodeError):  # also raised for codecs that are not encodings of text
         return False
+
+
+def read_share(share: str, name: str, where: object = None) -> str:
+    """Return a share as it is recorded. Raises WrongUsage, with the name of the setting or option, if it is none."""
+    try:
+        return str(parse_share(share))
+    except ValueError as error:
+        raise WrongUsage(f"{name} is no share", where=where, do=str(error)) from None
 
 
 def config_in_force(root: DataRoot, given: str | None = None) -> Config:

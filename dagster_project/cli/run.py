@@ -5,7 +5,9 @@ import sys
 import click
 
 from dagster_project.cli.options import fail_on_skip, root_options
+from imagemill.config import read_share
 from imagemill.pipeline.session import Session
+from imagemill.pipeline.stage2.input_settings import take_share
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images, refuse_no_root
 
@@ -25,6 +27,11 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
     metavar="DIR|URL",
     help="Folder of the images instead of approved/, or s3://bucket/prefix; only read, and remembered.",
 )
+@click.option(
+    "--share",
+    metavar="I/N",
+    help="Only the images of share I of N, counted from 0, for N data roots over one folder; remembered.",
+)
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
 @click.option(
     "--accept-renames",
@@ -34,7 +41,12 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 @fail_on_skip
 @root_options
 def command(
-    session: Session, approved: str | None, passes: tuple[str, ...], accept_renames: bool, fail_on_skip: bool
+    session: Session,
+    approved: str | None,
+    share: str | None,
+    passes: tuple[str, ...],
+    accept_renames: bool,
+    fail_on_skip: bool,
 ) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
     from dagster_project.snapshot import Unchanged, settled_snapshot
@@ -44,6 +56,8 @@ def command(
         refuse_no_root(session.root, may_begin=True)
         session.put("approved", approved)
     refuse_no_images(session.root)
+    if share:
+        take_share(session.config, session.ledger, read_share(share, f"--share {share}"))
     if not passes and (snapshot := settled_snapshot(session)) and not (accept_renames and snapshot.renames):
         sys.exit(report_unchanged(Unchanged(session, snapshot), fail_on_skip=fail_on_skip))
     from dagster_project.work import open_command

@@ -54,6 +54,8 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     """Yield the report for people."""
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
     yield f"folder      {report.folder}"
+    if report.share:
+        yield f"share       {report.share}; {counted(report.elsewhere, 'file')} of other shares left out"
     yield from _labelled("layout", report.layouts)
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
     yield f"captions    {', '.join(_of_source(source, count) for source, count in report.captions.items()) or 'none'}"

@@ -79,6 +79,7 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
         strip_prefix: what paths in metadata files begin with, in front of the path below the folder of images.
         folder: whether the name of a folder is the caption of images without another one.
         repeats: `kohya` takes how often a sample is drawn from folders named `10_words`; `off` draws each once.
+        share: `I/N`, the share of the images that the data root takes (domain/shares.py); empty: all.
     """
 
     color: ColorSetting = SRGB
@@ -95,6 +96,7 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     strip_prefix: str = ""
     folder: bool = False
     repeats: Repeats = OFF
+    share: str = ""
 
 
 NEW_INPUTS: Final = InputSettings()

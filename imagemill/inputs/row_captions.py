@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from imagemill.domain.ids import stem_of
+from imagemill.domain.ids import image_id_of, stem_of
 from imagemill.domain.inputs import InputSettings
+from imagemill.domain.shares import ImageShare, parse_share
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.fs.folders import Folder, on_disk
 from imagemill.inputs.matching import PathIndex
@@ -50,13 +51,15 @@ def read_metadata(folder: Folder, scan: Scan, ledger: Ledger, inputs: InputSetti
     problems: list[Problem] = []
     read: set[str] = set()
     seen: set[str] = set()
+    elsewhere = _Elsewhere(parse_share(inputs.share), scan.others) if inputs.share else None
     for file in scan.metadata:
         images = [i for i in below.get(file.path, ()) if file.first or not _has_text(i, scan, keys, unusable)]
         has_row = {i for i in images if (key := keys.get(i)) and key.stat == file.path}
         if ledger.verified(Path(METADATA, file.path)) == _state(file, inputs, (i for i in images if i not in has_row)):
             continue
         read.add(file.path)
-        reading = _Reading(file, folder, {i: scan.sources[i] for i in below.get(file.path, ())}, images, keys)
+        sources = {i: scan.sources[i] for i in below.get(file.path, ())}
+        reading = _Reading(file, folder, sources, images, keys, elsewhere)
         problem = reading.run(ledger, inputs, _refused_stems(scan))
         if problem:
             problems.append(problem)
@@ -130,6 +133,17 @@ class _Faults:
             self.first.append(what)
 
 
+class _Elsewhere(NamedTuple):
+    """What rows of images of other shares are told by. `images`: their paths."""
+
+    share: ImageShare
+    images: frozenset[str]
+
+    def has(self, path: str) -> bool:
+        """Return whether the data root of another share reports a row with a path that no image has."""
+        return not self.share.has(image_id_of(path))
+
+
 class _Reading:
     """One pass over a metadata file.
 
@@ -139,6 +153,7 @@ class _Reading:
         sources: the images that its rows may belong to, by id.
         images: those of them that have no caption file, or all if the file precedes caption files.
         keys: the ledger's captions before the pass.
+        elsewhere: images of other shares, if the data root takes a share.
 
     Attributes:
         seen: images with a row that has text.
@@ -152,11 +167,13 @@ class _Reading:
         sources: Mapping[str, SourceFile],
         images: Iterable[str],
         keys: Mapping[str, CaptionKey],
+        elsewhere: _Elsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._file, self._folder, self._sources, self._keys = file, folder, sources, keys
         self._images = frozenset(images)
         self._ids = {source.file_name: image_id for image_id, source in sources.items()}
-        self._index = PathIndex(self._ids)
+        self._index = PathIndex((*self._ids, *(elsewhere.images if elsewhere else ())))
         real = os.path.realpath(folder) if isinstance(folder, Path) else str(folder)
         self._roots = tuple(dict.fromkeys((str(folder), real)))
         self._rows: dict[str, CaptionRow] = {}
@@ -206,6 +223,8 @@ class _Reading:
             self._outside.add(f"{row.number}: {row.path[:80]}")
             return
         found = next((ids for path in place.paths if (ids := self._index.find(path))), [])
+        if self._elsewhere and self._belongs_elsewhere(place, found):
+            return
         if len(found) != 1:
             if found or not any(stem_of(path) in refused for path in place.paths):
                 several = f", which may be {' or '.join(sorted(found)[:_SHOWN])}" if found else ""
@@ -230,6 +249,13 @@ class _Reading:
         if earlier is None and key and (key.stat, key.of_texts) == (made.stat, made.of_texts):
             return
         self._rows[image_id] = made
+
+    def _belongs_elsewhere(self, place: _Place, found: list[str]) -> bool:
+        """Return whether a row is that of an image of another share, or is for its data root to report."""
+        assert self._elsewhere
+        if len(found) == 1:
+            return found[0] in self._elsewhere.images
+        return self._elsewhere.has(place.paths[0])
 
     def _differing(self, ledger: Ledger, inputs: InputSettings) -> Iterator[tuple[str, bool]]:
         """Yield the images whose caption file has another text than their row, which precedes it, and those that had."""

@@ -25,6 +25,7 @@ from imagemill.domain.inputs import (
     InputSettings,
     formats_text,
 )
+from imagemill.domain.shares import ImageShare, parse_share
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, fingerprint
@@ -112,6 +113,8 @@ class Scan:
         companions: paths of masks and control images beside an image.
         ignored: paths of entries that are ignored.
         metadata: files with rows of captions.
+        elsewhere: number of entries of other shares, which are in none of the above.
+        others: paths of the images among them.
     """
 
     sources: dict[str, SourceFile]
@@ -121,6 +124,8 @@ class Scan:
     companions: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     metadata: tuple[MetadataFile, ...] = ()
+    elsewhere: int = 0
+    others: frozenset[str] = frozenset()
 
     @property
     def refused_images(self) -> list[Problem]:
@@ -270,6 +275,10 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
         folder.add(entry)
     shared = _shared_ids(folders)
     scans = [folder.scan(shared) for folder in folders.values()]
+    return _of_share(_together(scans), parse_share(inputs.share)) if inputs.share else _together(scans)
+
+
+def _together(scans: list[Scan]) -> Scan:
     if len(scans) == 1:
         return scans[0]
     sources = {source.file_name: source for scan in scans for source in scan.sources.values()}
@@ -281,6 +290,39 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
         ignored=tuple(path for scan in scans for path in scan.ignored),
         metadata=tuple(file for scan in scans for file in scan.metadata),
     )
+
+
+def _of_share(scan: Scan, share: ImageShare) -> Scan:
+    """Return the part of a share: captions are where their image is, everything else by the id that its path would give.
+
+    Metadata files belong to every share.
+    """
+
+    def inside(path: str) -> bool:
+        return share.has(image_id_of(path))
+
+    sources = {image_id: source for image_id, source in scan.sources.items() if share.has(image_id)}
+    others = [source for image_id, source in scan.sources.items() if image_id not in sources]
+    of_all = {file.path for file in scan.metadata}
+    own, of_others = ({path for source in some for path in source.captions} for some in (sources.values(), others))
+    # What is in neither is the caption of an image that is refused.
+    captions = (
+        path for path in scan.captions if path in own or path in of_all or (path not in of_others and inside(path))
+    )
+    part = replace(
+        scan,
+        sources=sources,
+        problems=[problem for problem in scan.problems if inside(problem.item)],
+        captions=tuple(captions),
+        companions=tuple(filter(inside, scan.companions)),
+        ignored=tuple(filter(inside, scan.ignored)),
+        others=frozenset(source.file_name for source in others),
+    )
+    return replace(part, elsewhere=_entries_of(scan) - _entries_of(part))
+
+
+def _entries_of(scan: Scan) -> int:
+    return sum(map(len, (scan.sources, scan.problems, scan.captions, scan.companions, scan.ignored)))
 
 
 def _shared_ids(folders: Mapping[str, "_Folder"]) -> dict[str, list[str]]:

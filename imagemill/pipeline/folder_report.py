@@ -65,6 +65,7 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
         problems: inputs that would be refused, or not used as they are; each once.
         settings: lines for imagemill.yaml that would use what is not used.
         entries: every entry, if requested.
+        share: of the images that would be taken; empty: all. `elsewhere`: files of other shares.
     """
 
     folder: str
@@ -82,6 +83,8 @@ class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[FolderProblem]
     settings: list[str]
     entries: list[FolderEntry]
+    share: str = ""
+    elsewhere: int = 0
 
 
 def report_folder(
@@ -167,6 +170,8 @@ def _report(
         problems=[problems[item] for item in sorted(problems)],
         settings=yaml_lines(settings),
         entries=sorted(_entries(scan, refused.values()), key=lambda entry: entry.path) if entries else [],
+        share=inputs.share,
+        elsewhere=scan.elsewhere,
     )
 
 

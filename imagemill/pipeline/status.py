@@ -52,6 +52,7 @@ class Status(msgspec.Struct, dict=True):
         crops: per bucket, what training at the bucket's size sees of the images.
         unreadable: buckets whose manifest cannot be used, with the remedy.
         problems: one entry per input and reason, in order of items.
+        share: of the images that the data root takes; empty: all. `elsewhere`: files of other shares.
     """
 
     images: ImageCounts = ImageCounts()
@@ -71,6 +72,8 @@ class Status(msgspec.Struct, dict=True):
     crops: dict[str, CropStatistics] = {}
     unreadable: dict[str, str] = {}
     problems: list[InputProblem] = []
+    share: str = ""
+    elsewhere: int = 0
 
     def reasons(self) -> dict[str, int]:
         """Count inputs per reason."""
@@ -173,6 +176,7 @@ def read_status(
     }
     inputs = session.inputs
     status.colours, status.first_frames = colours_of(ledger, scan.sources, inputs.color)
+    status.share, status.elsewhere = inputs.share, scan.elsewhere
     chosen = _chosen_inputs(session)
     if chosen is not None:
         status.old_inputs = _old_inputs(chosen, inputs, scan, status.colours)
@@ -197,6 +201,8 @@ def read_status(
 
 def input_lines(status: Status) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line about colours and formats, for people."""
+    if status.share:
+        yield "share", f"{status.share}; {counted(status.elsewhere, 'file')} of other shares left out"
     for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
         yield "" if n else "colours", line
     if status.conflicts:

@@ -17,12 +17,14 @@ repacked, the reader raises `ShardsReplaced`.
 In place of a folder, both take the URL at which `imagemill push` has published (`s3://bucket/prefix`, or `https://host/path`),
 with the same batches. A reader of a URL keeps the version that it opened.
 
+A list of folders and URLs, such as those of shares, is read as one set.
+
 For tars behind a pipe, or without our index, use plain `webdataset.WebDataset`: they are ordinary WebDataset tars, but it ignores
 tombstones.
 
 The documents of a set are described in pipeline/shards/shard_sets.py, the bytes of a tar in formats/tar.py.
 
-Spec: docs/spec/shards.md#updating-a-set
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#several-places
 """
 
 from typing import TYPE_CHECKING, Any

@@ -18,7 +18,7 @@ from imagemill.pipeline.shards.shard_sets import IndexLine
 from imagemill.reading.latents import Fit, fit_latent, latent_factors
 from imagemill.reading.plan import Piece
 from imagemill.reading.published import CONNECTIONS, SAMPLES_AHEAD, PublishedTars
-from imagemill.reading.samples import chosen_suffixes, decode_members, read_members, short_name
+from imagemill.reading.samples import Tars, chosen_suffixes, decode_members, read_members, short_name
 from imagemill.reading.sets import Bucket
 
 Crop = Literal["center", "random"]
@@ -91,25 +91,36 @@ class BatchReader:
         """Read pieces as batches, in order."""
         # One buffer for all batches of an iteration: with new memory for each sample of 700 kB, four fifths of the time
         # went to page faults.
-        if any(isinstance(bucket.tars, PublishedTars) for bucket in self.buckets):
+        if any(isinstance(part.tars, PublishedTars) for bucket in self.buckets for part in bucket.parts):
             yield from self._fetched(pieces)
             return
         buffer = memoryview(b"")
         for piece in pieces:
             lines = self._lines(piece)
+            tars = self._tars(piece)
             if len(buffer) < (needed := sum(line.size for line in lines)):
                 buffer = np.empty(needed, np.uint8).data
-            yield self._batch(piece, lines, self._read(piece, lines, buffer))
+            yield self._batch(piece, lines, self._read(piece, lines, tars, buffer))
 
     def _lines(self, piece: Piece) -> list[IndexLine]:
         return [self.buckets[piece.bucket].lines[row] for row in piece.rows]
 
-    def _read(self, piece: Piece, lines: Sequence[IndexLine], buffer: memoryview) -> list[dict[str, Any]]:
+    def _tars(self, piece: Piece) -> list[Tars]:
+        """Return the tars of each sample: those of its place, if the bucket has several."""
+        parts = self.buckets[piece.bucket].parts
+        if len(parts) == 1:
+            return [parts[0].tars] * len(piece.rows)
+        ends = np.cumsum([len(part.lines) for part in parts])
+        return [parts[n].tars for n in np.searchsorted(ends, piece.rows, side="right")]
+
+    def _read(
+        self, piece: Piece, lines: Sequence[IndexLine], tars: Sequence[Tars], buffer: memoryview
+    ) -> list[dict[str, Any]]:
         """Read the samples of a piece into a buffer."""
-        bucket, suffixes = self.buckets[piece.bucket], self.suffixes[piece.bucket]
+        suffixes = self.suffixes[piece.bucket]
         samples = []
-        for line in lines:
-            samples.append(read_members(bucket.tars, line, suffixes, buffer))
+        for line, of_line in zip(lines, tars, strict=True):
+            samples.append(read_members(of_line, line, suffixes, buffer))
             buffer = buffer[line.size :]
         return samples
 
@@ -121,7 +132,9 @@ class BatchReader:
             try:
                 for piece in pieces:
                     lines = self._lines(piece)
-                    waiting.append((piece, lines, [pool.submit(self._fetch, piece, line) for line in lines]))
+                    tars = self._tars(piece)
+                    futures = [pool.submit(self._fetch, piece, *each) for each in zip(lines, tars, strict=True)]
+                    waiting.append((piece, lines, futures))
                     pending += len(lines)
                     while pending > SAMPLES_AHEAD + len(waiting[0][1]):
                         pending -= len(waiting[0][1])
@@ -133,10 +146,11 @@ class BatchReader:
                     for future in futures:
                         future.cancel()
 
-    def _fetch(self, piece: Piece, line: IndexLine) -> dict[str, Any]:
-        tars = self.buckets[piece.bucket].tars
-        assert isinstance(tars, PublishedTars)
-        return decode_members(tars, line, self.suffixes[piece.bucket], tars.read(line.shard, line.offset, line.size))
+    def _fetch(self, piece: Piece, line: IndexLine, tars: Tars) -> dict[str, Any]:
+        suffixes = self.suffixes[piece.bucket]
+        if isinstance(tars, PublishedTars):
+            return decode_members(tars, line, suffixes, tars.read(line.shard, line.offset, line.size))
+        return read_members(tars, line, suffixes, np.empty(line.size, np.uint8).data)
 
     def _taken(self, piece: Piece, lines: list[IndexLine], futures: list[Future[dict[str, Any]]]) -> Batch:
         return self._batch(piece, lines, [future.result() for future in futures])

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from imagemill.errors import WrongUsage
-from imagemill.fs.location import is_url
 from imagemill.pipeline.shards.shard_manifest import specs_of_set
 from imagemill.pipeline.shards.shard_sets import MASK_MEMBER
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
 from imagemill.reading.batches import Batch, BatchReader, Captions, Crop
 from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
-from imagemill.reading.published import open_version
+from imagemill.reading.published import Version
 from imagemill.reading.samples import short_name
-from imagemill.reading.sets import Bucket, empty_caption, open_buckets, open_published
+from imagemill.reading.sets import Bucket, Places, SetIds, Source, empty_caption, open_sources, sources_of
 
 if TYPE_CHECKING:
     from imagemill.reading.loader import BatchPipeline, ShardLoader
@@ -64,7 +63,7 @@ class ShardDataset:
     start of the next epoch.
 
     Args:
-        folder: `shards/`, one bucket folder in it, or the URL of a published version.
+        places: `shards/`, one bucket folder in it, or the URL of a published version; or a list of them, which are read as one.
         batch_size: per rank.
         members: to decode: `json` (which adds `caption`, `captions` and `repeats`), `vae`, `t5h`, `t5m`, `dinov3`, and further
             kinds. Without it `json`, `vae`, `t5h` and `t5m`; with captions="random" `json` and `vae`.
@@ -86,18 +85,19 @@ class ShardDataset:
         world_size: default WORLD_SIZE of the environment, else that of torch.distributed if it is initialised, else 1.
         object_storage: of a URL: settings as in imagemill.yaml; without them, AWS_ENDPOINT_URL, AWS_REGION and the environment's
             credentials.
-        set_id: of a URL: id of each bucket's set, as under `sets` in a state; the current version without it.
+        set_id: of a URL: id of each bucket's set, as under `sets` in a state; the current version without it. Of several places:
+            a list, see `sources_of`.
 
     Raises:
-        MissingInput: see `open_buckets`; for a URL also `open_version`.
-        ImagemillError: see `open_buckets`.
+        MissingInput: see `sources_of` and `open_sources`.
+        ImagemillError: see `open_sources`.
         WrongUsage: for an unknown name or value, or if this rank has no batch.
         ShardsReplaced: while iterating, if another set replaced the one that was opened.
     """
 
     def __init__(
         self,
-        folder: str | Path,
+        places: Places,
         batch_size: int,
         *,
         members: Sequence[str] | None = None,
@@ -116,7 +116,7 @@ class ShardDataset:
         rank: int | None = None,
         world_size: int | None = None,
         object_storage: Mapping[str, Any] | None = None,
-        set_id: Mapping[str, str] | None = None,
+        set_id: SetIds | None = None,
     ) -> None:
         self._order_given = order is not None or buffer is not None
         order = order or ("permutation" if buffer is None else "stream")
@@ -131,18 +131,15 @@ class ShardDataset:
         self.rank, world_size = _node(rank, world_size)
         _check_numbers(batch_size=(batch_size, 1), buffer=(buffer, 0), seed=(seed, 0))
         self._permitted = {"allow_preview": allow_preview, "verify": verify}
-        self._version = open_version(str(folder), object_storage, set_id) if is_url(folder) else None
-        if self._version:
-            self.buckets = open_published(self._version, **self._permitted)
-        else:
-            self.buckets = open_buckets(Path(folder), **self._permitted)
+        self._sources = sources_of(places, object_storage, set_id)
+        self.buckets = open_sources(self._sources, **self._permitted)
         self.plan = Plan(
             [_layout(bucket, repeats) for bucket in self.buckets], batch_size, world_size, seed, order, buffer, tail
         )
         if not len(self):
             raise WrongUsage(
                 f"no batch for rank {self.rank} of {world_size}",
-                where=folder,
+                where=places if isinstance(places, str | Path) else ", ".join(map(str, places)),
                 why=f"a step takes {self.plan.global_batch} samples of one bucket; there are {self.samples} in all",
                 do='choose tail="pad", a smaller batch or fewer ranks',
             )
@@ -197,7 +194,7 @@ class ShardDataset:
             raise WrongUsage(f"loader(): {decided[0]} is no option", why="the plan decides it", do=_DECIDED[decided[0]])
         from imagemill.reading.loader import ShardLoader
 
-        if self._version and num_workers:
+        if num_workers and any(isinstance(source, Version) for source in self._sources):
             # Requests in a forked process would never end, because this one has made some.
             options.setdefault("multiprocessing_context", "forkserver")
         return ShardLoader(self, num_workers, options)
@@ -257,10 +254,15 @@ class ShardDataset:
 
         Batches prefetched by workers are not counted, so that none are lost. The state is equal on all ranks at the
         same step. It may be loaded with another number of workers, or of ranks if world_size × batch_size is the same; that of
-        a folder for the URL where it was published, and the reverse. That of a URL also names the ids of its sets.
+        a folder for the URL where it was published, and the reverse. That of a URL also names the ids of its sets; that of
+        several places those of each, in the order of the places.
         """
-        sets = {"sets": dict(self._version.sets)} if self._version else {}
-        return {"epoch": self._epoch, "step": self._step, **self._state_of(self.plan, self._samples_digest), **sets}
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            **self._state_of(self.plan, self._samples_digest),
+            **_sets_of(self._sources),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly at the position of `state_dict`, without reading earlier samples.
@@ -272,10 +274,11 @@ class ShardDataset:
             WrongUsage: if the state belongs to another plan or another set of samples.
         """
         state = {"order": "stream", "buffer": BUFFER, **_DEFAULTS, **state}
-        version, buckets, digest, plan = self._version, self.buckets, self._samples_digest, self.plan
-        if version and state.get("sets") and state["sets"] != version.sets:
-            version = version._replace(sets=state["sets"])
-            buckets = open_published(version, **self._permitted)
+        sources, buckets, digest, plan = self._sources, self.buckets, self._samples_digest, self.plan
+        pinned = _pinned(sources, state.get("sets"))
+        if pinned != sources:
+            sources = pinned
+            buckets = open_sources(sources, **self._permitted)
             digest = _digest_of(buckets)
             plan = replace(plan, buckets=[_layout(bucket, self._repeats) for bucket in buckets])
         if not self._order_given and state["order"] in get_args(Order):
@@ -290,7 +293,7 @@ class ShardDataset:
             )
         reader = self._reader if buckets is self.buckets else self._reader.over(buckets)
         # Nothing can fail from here on, so a refused state changes nothing.
-        self._version, self.buckets, self._samples_digest = version, buckets, digest
+        self._sources, self.buckets, self._samples_digest = sources, buckets, digest
         self.plan, self._reader = plan, reader
         self._epoch, self._step = state["epoch"], state["step"]
 
@@ -307,13 +310,33 @@ class ShardDataset:
         }
 
 
+def _sets_of(sources: Sequence[Source]) -> dict[str, Any]:
+    """Return the part of a state with the ids of published sets, if there are any."""
+    sets = [dict(source.sets) if isinstance(source, Version) else None for source in sources]
+    return {"sets": sets[0] if len(sets) == 1 else sets} if any(sets) else {}
+
+
+def _pinned(sources: tuple[Source, ...], sets: Any) -> tuple[Source, ...]:
+    """Return the sources with the published sets of a state, as far as it names some."""
+    named = [sets] if len(sources) == 1 else sets
+    if not sets or len(named) != len(sources):
+        return sources
+    return tuple(
+        source._replace(sets=ids) if isinstance(source, Version) and ids and ids != source.sets else source
+        for source, ids in zip(sources, named, strict=True)
+    )
+
+
 def _digest_of(buckets: Sequence[Bucket]) -> dict[str, str]:
     return {bucket.name: bucket.digest() for bucket in buckets}
 
 
 def _layout(bucket: Bucket, repeats: bool) -> BucketLayout:
-    numbers = {shard.name: number for number, shard in enumerate(bucket.manifest.shards)}
-    shards = np.array([numbers[line.shard] for line in bucket.lines], np.int64)
+    # Tars of several places have equal names.
+    tars = ((n, shard.name) for n, part in enumerate(bucket.parts) for shard in part.manifest.shards)
+    numbers = {tar: number for number, tar in enumerate(tars)}
+    found = [numbers[n, line.shard] for n, part in enumerate(bucket.parts) for line in part.lines]
+    shards = np.array(found, np.int64)
     return BucketLayout(
         bucket.name, shards, np.array([line.repeats or 1 for line in bucket.lines], np.int64) if repeats else None
     )
@@ -354,7 +377,7 @@ def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def _warn_of_poor_use(buckets: Sequence[Bucket]) -> None:
     """Warn if latents of the images' own size serve training poorly at the bucket's size."""
-    for bucket in buckets:
+    for bucket in [part for each in buckets for part in each.parts]:
         if bucket.manifest.crop and is_poor(bucket.manifest.crop):
             warnings.warn(f"{bucket.folder.name}: {use_line(bucket.manifest.crop)}. {POOR_USE}", stacklevel=3)
 

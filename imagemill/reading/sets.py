@@ -7,13 +7,16 @@
        ├─ tombstones.jsonl          samples that are not live, if any: never delivered
        └─ manifest.json             its models, and the number of live samples
 
+Several places, such as the shards of the shares of a folder, are read as one: the sets of a bucket become one bucket.
+
 This module finds, checks and refuses sets, and provides random access by id. Documents are described in
 pipeline/shards/shard_sets.py; bytes are read in tars.py, members decoded in samples.py, and the order is in plan.py.
 
-Spec: docs/spec/shards.md#updating-a-set
+Spec: docs/spec/shards.md#updating-a-set, docs/spec/shards.md#several-places
 """
 
 import hashlib
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,19 +31,20 @@ from imagemill.domain.buckets import bucket_size
 from imagemill.domain.embedding_specs import latent_shape
 from imagemill.domain.ids import member_key
 from imagemill.domain.latent_boxes import encoded_box
-from imagemill.errors import ImagemillError, MissingInput
+from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.npy import parse_npy, read_npy
 from imagemill.formats.published import set_key, tar_key
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.location import is_url
 from imagemill.fs.objects import PART_BYTES
 from imagemill.fs.swap import read_unswapped
-from imagemill.pipeline.shards.shard_manifest import Manifest, ShardEntry, empty_caption_name, latent_size
+from imagemill.pipeline.shards.shard_manifest import Manifest, ModelEntry, ShardEntry, empty_caption_name, latent_size
 from imagemill.pipeline.shards.shard_sets import MANIFEST, IndexLine, live_lines, load_manifest
 from imagemill.reading.preview import refuse_preview
 from imagemill.reading.published import PublishedTars, Version, open_version
 from imagemill.reading.samples import Place, Tars, read_members
 from imagemill.reading.tars import OpenedTars
+from imagemill.text.units import counted
 
 _WRITE_AGAIN = "write the set again: imagemill shards --overwrite"
 
@@ -78,6 +82,11 @@ class Bucket:
         """Member suffixes as in the tars."""
         return self.manifest.members
 
+    @property
+    def parts(self) -> Sequence["Bucket"]:
+        """The sets that it consists of: itself, or those of several places."""
+        return (self,)
+
     def digest(self) -> str:
         """Return a digest of the live samples, their contents and positions.
 
@@ -85,6 +94,139 @@ class Bucket:
         """
         samples = "\n".join(f"{line.image_id}\t{line.shard}\t{line.offset}\t{line.digest}" for line in self.lines)
         return hashlib.sha256(samples.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedBucket(Bucket):
+    """The sets of one bucket in several places, read as one.
+
+    `folder`, `manifest` and `tars` are those of the first; `lines` those of all, one set after the other.
+    """
+
+    sets: Sequence[Bucket]
+
+    @classmethod
+    def of(cls, sets: Sequence[Bucket]) -> Bucket:
+        """Return the sets as one bucket; a single one as it is."""
+        if len(sets) == 1:
+            return sets[0]
+        first = sets[0]
+        return cls(
+            first.name, first.folder, first.manifest, [line for one in sets for line in one.lines], first.tars, sets
+        )
+
+    @property
+    def parts(self) -> Sequence[Bucket]:
+        """The sets, in the order of their places."""
+        return self.sets
+
+    def digest(self) -> str:
+        """Return the digests of the sets, in the order of their places."""
+        return " ".join(one.digest() for one in self.sets)
+
+
+# Places where sets lie: a folder, or a URL; or several of them, such as those of shares.
+Places = str | Path | Sequence[str | Path]
+
+# A folder, or the version at a URL.
+Source = Path | Version
+
+# Ids of published sets by bucket; of several places, those of each.
+SetIds = Mapping[str, str] | Sequence[Mapping[str, str] | None]
+
+
+def sources_of(
+    places: Places, object_storage: Mapping[str, Any] | None = None, set_id: SetIds | None = None
+) -> tuple[Source, ...]:
+    """Find what is to be opened.
+
+    Args:
+        places: a folder or a URL, or a list of them.
+        object_storage: settings for URLs, see `open_version`.
+        set_id: of a URL: ids of the sets, by bucket; of several places: a list of such ids, None for a folder.
+
+    Raises:
+        WrongUsage: for a place that is named twice, an empty list, or ids that do not go with the places.
+        MissingInput: see `open_version`.
+    """
+    given = [places] if isinstance(places, str | Path) else list(places)
+    if set_id is None or isinstance(set_id, Mapping):
+        ids = [set_id] if len(given) == 1 else [None] * len(given) if set_id is None else []
+    else:
+        ids = list(set_id)
+    if len(ids) != len(given):
+        raise WrongUsage(
+            f"set_id does not go with {counted(len(given), 'place')}",
+            do="give the ids as under `sets` in a state: of one place by bucket, of several a list, with None for a folder",
+        )
+    names = [str(place) if is_url(place) else os.path.abspath(place) for place in given]
+    if not given:
+        raise WrongUsage("no place of shards was given", do="give a folder, a URL, or a list of them")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise WrongUsage(f"{twice[0]} is given twice", do="name each place once")
+    return tuple(
+        open_version(str(place), object_storage, chosen) if is_url(place) else Path(place)
+        for place, chosen in zip(given, ids, strict=True)
+    )
+
+
+def open_sources(sources: Sequence[Source], *, allow_preview: bool = False, verify: bool = False) -> tuple[Bucket, ...]:
+    """Open all sets, by the names of their buckets; sets of one bucket in several places become one bucket.
+
+    Raises:
+        MissingInput: see `open_buckets` and `open_published`.
+        ImagemillError: see there; also if the sets of several places do not go together, or an id is live in two of them.
+    """
+    opened = [
+        open_published(source, allow_preview=allow_preview, verify=verify)
+        if isinstance(source, Version)
+        else open_buckets(source, allow_preview=allow_preview, verify=verify)
+        for source in sources
+    ]
+    if len(opened) == 1:
+        return opened[0]
+    every = [bucket for buckets in opened for bucket in buckets]
+    _refuse_differing(every)
+    refuse_twice(every)
+    names = sorted({bucket.name for bucket in every})
+    return tuple(JoinedBucket.of([bucket for bucket in every if bucket.name == name]) for name in names)
+
+
+def _refuse_differing(buckets: Sequence[Bucket]) -> None:
+    """Raise ImagemillError if sets of several places have different members or were made by different models."""
+    first = buckets[0]
+    for bucket in buckets[1:]:
+        if difference := _difference(first.manifest, bucket.manifest):
+            raise ImagemillError(
+                f"the sets of several places do not go together: {difference}",
+                where=f"{first.folder}, {bucket.folder}",
+                why="a model cannot be trained on arrays of different kinds",
+                do="give all data roots one imagemill.yaml; imagemill stage2 --regenerate KIND replaces arrays of another model",
+            )
+
+
+def _difference(one: Manifest, other: Manifest) -> str | None:
+    if one.members != other.members:
+        return f"{', '.join(one.members)} against {', '.join(other.members)}"
+    for kind in one.provenance.keys() | other.provenance.keys():
+        mine, others = (manifest.provenance.get(kind, ModelEntry()) for manifest in (one, other))
+        if _identity(mine) != _identity(others):
+            facts = mine.facts or {}, others.facts or {}
+            names = sorted(name for name in facts[0] | facts[1] if facts[0].get(name) != facts[1].get(name))
+            what = f", which differ in {', '.join(names)}" if names else ""
+            return f"{kind} was made by {_maker(mine)} and by {_maker(others)}{what}"
+    if one.pixels and other.pixels and one.pixels.color != other.pixels.color:
+        return f"pixels.color is {one.pixels.color} and {other.pixels.color}"
+    return None
+
+
+def _identity(entry: ModelEntry) -> tuple[object, ...]:
+    """Return what is equal if models are interchangeable: the same weights may have been loaded from different paths."""
+    return entry.key, entry.preview, entry.declared_as
+
+
+def _maker(entry: ModelEntry) -> str:
+    return f"{entry.model or 'an unknown model'}" + (f" at {entry.revision}" if entry.revision else "")
 
 
 def open_buckets(folder: Path, *, allow_preview: bool = False, verify: bool = False) -> tuple[Bucket, ...]:
@@ -147,6 +289,7 @@ def _checked(buckets: tuple[Bucket, ...], *, allow_preview: bool, verify: bool) 
 
 def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
     """Return the state of the empty caption of a text kind, see `ShardSet.empty_caption`."""
+    buckets = [part for bucket in buckets for part in bucket.parts]
     states = {bucket.manifest.empty_captions.get(kind): bucket for bucket in buckets}
     if found := [content for content in states if content is None]:
         where, known = states[found[0]].folder, {kind for bucket in buckets for kind in bucket.manifest.empty_captions}
@@ -177,7 +320,7 @@ def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
 def refuse_twice(buckets: Sequence[Bucket]) -> None:
     """Raise ImagemillError if an id is live twice, in one bucket or in two."""
     seen: dict[str, Bucket] = {}
-    for bucket in buckets:
+    for bucket in [part for each in buckets for part in each.parts]:
         for line in bucket.lines:
             if (other := seen.setdefault(line.image_id, bucket)) is not bucket:
                 raise _live_twice(line.image_id, other, bucket)
@@ -187,6 +330,13 @@ def refuse_twice(buckets: Sequence[Bucket]) -> None:
 
 
 def _live_twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
+    if one.folder.parent != other.folder.parent:
+        return ImagemillError(
+            f"{image_id!r} is in two of the places",
+            where=f"{one.folder}, {other.folder}",
+            why="an id names one sample; shares of one folder, with one N, have no id in common",
+            do="give the shares of one folder, each once",
+        )
     places = f"bucket_{one.name}" if one is other else f"bucket_{one.name} and bucket_{other.name}"
     return ImagemillError(
         f"{image_id!r} is live twice, in {places}",
@@ -276,26 +426,25 @@ class ShardSet(Mapping[str, dict[str, Any]]):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
         refuse_twice(self.buckets)
-        self._places = {line.image_id: (bucket, line) for bucket in buckets for line in bucket.lines}
+        self._places = {
+            line.image_id: (part, line) for bucket in buckets for part in bucket.parts for line in part.lines
+        }
 
     @classmethod
     def open(
         cls,
-        folder: str | Path,
+        places: Places,
         *,
         allow_preview: bool = False,
         verify: bool = False,
         object_storage: Mapping[str, Any] | None = None,
-        set_id: Mapping[str, str] | None = None,
+        set_id: SetIds | None = None,
     ) -> "ShardSet":
-        """Open a shards folder, one of its bucket folders, or the URL of a published version.
+        """Open a shards folder, one of its bucket folders, the URL of a published version, or a list of them as one set.
 
-        Arguments and errors are those of `open_buckets`, for a URL also those of `open_version`.
+        Arguments and errors are those of `sources_of` and `open_sources`.
         """
-        if not is_url(folder):
-            return cls(open_buckets(Path(folder), allow_preview=allow_preview, verify=verify))
-        version = open_version(str(folder), object_storage, set_id)
-        return cls(open_published(version, allow_preview=allow_preview, verify=verify))
+        return cls(open_sources(sources_of(places, object_storage, set_id), allow_preview=allow_preview, verify=verify))
 
     def empty_caption(self, kind: str) -> np.ndarray:
         """Return the state of the empty caption, for classifier-free guidance, as stored: float16 (77, 1024) for `t5_hidden`.

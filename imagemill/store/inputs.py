@@ -37,6 +37,7 @@ NAMES: Final = {
     "strip_prefix": "captions.strip_prefix",
     "folder": "captions.folder",
     "repeats": "inputs.repeats",
+    "share": "share",
 }
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(InputSettings)}
 

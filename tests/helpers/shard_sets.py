@@ -45,12 +45,14 @@ def shard_set(folder, sizes, *, shard_size=3, preview=False):
     plans = plan_shards(
         ready(root, BUCKETS).ready, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), "replace"
     )
-    model_keys = {
-        s.kind: ModelIdentity(kind=s.kind, model="m", preview=preview, facts=FACTORS) for s in embedding_specs()
-    }
     for plan in plans.plans:
-        write_bucket(plans, plan, root.derived, model_keys)
+        write_bucket(plans, plan, root.derived, identities(preview=preview))
     return root
+
+
+def identities(*, preview=False):
+    """Return the identity of each kind in the sets of `shard_set`."""
+    return {s.kind: ModelIdentity(kind=s.kind, model="m", preview=preview, facts=FACTORS) for s in embedding_specs()}
 
 
 def change_values(root, *image_ids):
@@ -59,14 +61,14 @@ def change_values(root, *image_ids):
         np.save(root.derived / DINOV3.folder / f"{image_id}.npy", np.full(1024, NEW_VALUE, DINOV3.dtype))
 
 
-def publish(root, existing, *, withdrawn=(), shard_size=3):
+def publish(root, existing, *, withdrawn=(), shard_size=3, models=None):
     """Replace the existing sets by the samples that are ready now, as the commands do."""
     samples = [sample for sample in ready(root, BUCKETS).ready if sample.image_id not in withdrawn]
     plans = plan_shards(
         samples, list(BUCKETS), root.shards, ShardParameters(shard_size=shard_size), existing, withdrawn=set(withdrawn)
     )
     for plan in plans.plans:
-        write_bucket(plans, plan, root.derived, {})
+        write_bucket(plans, plan, root.derived, models or {})
 
 
 def change_manifest(folder, **changes):

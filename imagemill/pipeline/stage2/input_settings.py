@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from imagemill.config import Config
+from imagemill.config import Config, read_share
 from imagemill.domain.inputs import HDR_TRANSFER, SRGB
-from imagemill.errors import Refused
+from imagemill.errors import Refused, WrongUsage
 from imagemill.formats.images import read_facts
 from imagemill.fs.folders import Folder, reads_ahead, state_of_file
 from imagemill.pipeline.prefetch import map_on
@@ -31,11 +31,16 @@ def apply_inputs(config: Config, approved: Folder, ledger: Ledger) -> list[str]:
 
     Returns:
         a line for each setting that changed.
+
+    Raises:
+        WrongUsage: for another share than that of the images which the data root already has.
     """
     recorded = recorded_inputs(ledger.setting)
     wanted = config.inputs_in_force(recorded)
     if wanted == recorded:
         return []
+    if wanted.share != recorded.share:
+        _refuse_another_share(recorded.share, wanted.share, ledger)
     if wanted.color != recorded.color:
         _fill_colours(approved, ledger, threads=config.decoders)
     with ledger.transaction():
@@ -45,6 +50,33 @@ def apply_inputs(config: Config, approved: Folder, ledger: Ledger) -> list[str]:
             ledger.read_sidecars_again(only_several_lines=wanted.encoding == recorded.encoding)
         record_inputs(ledger, wanted)
     return list(changes(recorded, wanted))
+
+
+def take_share(config: Config, ledger: Ledger, share: str) -> None:
+    """Record a share that was given on the command line.
+
+    Raises:
+        WrongUsage: if the configuration has another one, or as `apply_inputs`.
+    """
+    if config.share is not None and read_share(config.share, "share") != share:
+        raise WrongUsage(
+            f"--share {share} contradicts share: {config.share} in imagemill.yaml", do="leave one of them out"
+        )
+    recorded = recorded_inputs(ledger.setting)
+    if recorded.share != share:
+        _refuse_another_share(recorded.share, share, ledger)
+        record_inputs(ledger, msgspec.structs.replace(recorded, share=share))
+
+
+def _refuse_another_share(recorded: str, wanted: str, ledger: Ledger) -> None:
+    if recorded or ledger.sources():
+        has = f"the share {recorded}" if recorded else "all images"
+        raise WrongUsage(
+            f"this data root has {has}; share {wanted} is another one",
+            where=ledger.path,
+            why="images would be missing from its sets, or would be in those of two shares",
+            do="make a new data root for each share" + (f", or set share: {recorded}" if recorded else ""),
+        )
 
 
 def _reopen_hdr(ledger: Ledger) -> None:

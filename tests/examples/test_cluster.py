@@ -1,0 +1,68 @@
+"""Files of `examples/cluster`: no cluster runs them here, so they are parsed, and run with stand-ins for its programs."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.console import ROOT
+
+CLUSTER = ROOT / "examples" / "cluster"
+SBATCH = CLUSTER / "slurm-array.sbatch"
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTER.iterdir()), ids=lambda path: path.name)
+def test_first_comment_says_that_it_was_not_run(path):
+    first = next(line for line in path.read_text().splitlines() if not line.startswith("#!"))
+
+    assert first.startswith("# Not run here: ")
+
+
+def run(*arguments, task, tmp_path):
+    """Run the script of a task where `srun` runs its arguments and the program prints its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, text in {
+        "srun": 'exec "$@"',
+        "imagemill": 'echo "$IMAGEMILL_DATA_ROOT $IMAGEMILL_CONFIG" "$@"',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **({"SLURM_ARRAY_TASK_ID": task} if task else {})}
+    command = ["bash", SBATCH, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_task_runs_its_share_and_publishes_it(tmp_path):
+    roots = tmp_path / "roots"
+
+    done = run(16, "/photographs", roots, "s3://training/cats", task="5", tmp_path=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    place = f"{roots}/share-5-of-16 {roots}/imagemill.yaml"
+    assert done.stdout.splitlines() == [
+        f"{place} run --approved /photographs --share 5/16",
+        f"{place} push s3://training/cats/share-5-of-16",
+    ]
+    assert (roots / "share-5-of-16").is_dir()
+
+
+def test_task_without_a_url_publishes_nothing(tmp_path):
+    done = run(2, "/photographs", tmp_path / "roots", task="1", tmp_path=tmp_path)
+
+    assert [line.split()[2] for line in done.stdout.splitlines()] == ["run"]
+
+
+def test_wrong_use_of_the_script(tmp_path):
+    assert "usage: sbatch --array" in run(2, "/photographs", task="1", tmp_path=tmp_path).stderr
+    assert "start it with sbatch --array" in run(2, "/a", tmp_path, task=None, tmp_path=tmp_path).stderr
+
+
+def test_options_of_slurm_precede_the_first_command():
+    lines = SBATCH.read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
+
+    options = [line for line in lines[:first] if line.startswith("#SBATCH")]
+    assert [line for line in lines if line.startswith("#SBATCH")] == options
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)?", line) for line in options)
