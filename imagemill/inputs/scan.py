@@ -222,7 +222,9 @@ def list_approved(folder: Folder, inputs: InputSettings = NEW_INPUTS, own: Colle
 
 def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
     digest = RunningFingerprint()
-    digest.update_lines([f"{inputs} {heif_is_installed()} {named}"])
+    # Left out while it is unset, so that the digest of an earlier release stays the same.
+    settings = str(inputs) if inputs.share else str(inputs).replace(", share='')", ")")
+    digest.update_lines([f"{settings} {heif_is_installed()} {named}"])
     digest.update_lines(map(_line_of, entries))
     return str(digest)
 

@@ -187,7 +187,7 @@ def open_sources(sources: Sequence[Source], *, allow_preview: bool = False, veri
         return opened[0]
     every = [bucket for buckets in opened for bucket in buckets]
     _refuse_differing(every)
-    refuse_twice(every)
+    refuse_twice(every, in_places=True)
     names = sorted({bucket.name for bucket in every})
     return tuple(JoinedBucket.of([bucket for bucket in every if bucket.name == name]) for name in names)
 
@@ -317,26 +317,28 @@ def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
     return read_npy(bucket.folder / name, content=content)
 
 
-def refuse_twice(buckets: Sequence[Bucket]) -> None:
-    """Raise ImagemillError if an id is live twice, in one bucket or in two."""
+def refuse_twice(buckets: Sequence[Bucket], *, in_places: bool = False) -> None:
+    """Raise ImagemillError if an id is live twice, in one bucket or in two; `in_places`: which are not all of one place."""
     seen: dict[str, Bucket] = {}
     for bucket in [part for each in buckets for part in each.parts]:
         for line in bucket.lines:
             if (other := seen.setdefault(line.image_id, bucket)) is not bucket:
-                raise _live_twice(line.image_id, other, bucket)
+                raise (_in_two_places if in_places else _live_twice)(line.image_id, other, bucket)
         if len({line.image_id for line in bucket.lines}) < len(bucket.lines):
             counts = Counter(line.image_id for line in bucket.lines)
             raise _live_twice(counts.most_common(1)[0][0], bucket, bucket)
 
 
+def _in_two_places(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
+    return ImagemillError(
+        f"{image_id!r} is in two of the places",
+        where=f"{one.folder}, {other.folder}",
+        why="an id names one sample; shares of one folder, with one N, have no id in common",
+        do="give the shares of one folder, each once",
+    )
+
+
 def _live_twice(image_id: str, one: Bucket, other: Bucket) -> ImagemillError:
-    if one.folder.parent != other.folder.parent:
-        return ImagemillError(
-            f"{image_id!r} is in two of the places",
-            where=f"{one.folder}, {other.folder}",
-            why="an id names one sample; shares of one folder, with one N, have no id in common",
-            do="give the shares of one folder, each once",
-        )
     places = f"bucket_{one.name}" if one is other else f"bucket_{one.name} and bucket_{other.name}"
     return ImagemillError(
         f"{image_id!r} is live twice, in {places}",

@@ -205,5 +205,11 @@ def test_places_of_both_kinds(roots, monkeypatch):
         assert first + ids_of(again) == whole
         pinned = ShardDataset(places, **OPTIONS, object_storage=STORAGE, set_id=state["sets"])
         assert ids_of(pinned) == whole
+        server.make_bucket("copies")
+        push(roots[0], "s3://copies/cats")
+        with pytest.raises(ImagemillError, match="is in two of the places") as refused:
+            ShardSet.open([urls[0], "s3://copies/cats"], object_storage=STORAGE)
+        assert "training/share0" in str(refused.value)
+        assert "copies/cats" in str(refused.value)
         with pytest.raises(WrongUsage, match="set_id does not go with 3 places"):
             ShardDataset(places, **OPTIONS, object_storage=STORAGE, set_id=state["sets"][0])
