@@ -32,7 +32,7 @@ class ImageShare(NamedTuple):
 
 
 def parse_share(text: str) -> ImageShare:
-    """Return the share of `I/N`. Raises ValueError, with the reason, if it is none."""
+    """Return the share of `I/N`. Raises ValueError, with the reason, if the text has another form."""
     found = _FORM(text)
     if not found:
         raise ValueError("write I/N, such as 0/16 for the first of 16 shares")

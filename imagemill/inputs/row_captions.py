@@ -134,7 +134,7 @@ class _Faults:
 
 
 class _Elsewhere(NamedTuple):
-    """What rows of images of other shares are told by. `images`: their paths."""
+    """Recognises rows of images of other shares. `images`: paths of these images."""
 
     share: ImageShare
     images: frozenset[str]

@@ -307,7 +307,7 @@ def _of_share(scan: Scan, share: ImageShare) -> Scan:
     others = [source for image_id, source in scan.sources.items() if image_id not in sources]
     of_all = {file.path for file in scan.metadata}
     own, of_others = ({path for source in some for path in source.captions} for some in (sources.values(), others))
-    # What is in neither is the caption of an image that is refused.
+    # A caption in neither set belongs to an image that is refused.
     captions = (
         path for path in scan.captions if path in own or path in of_all or (path not in of_others and inside(path))
     )
