@@ -358,7 +358,7 @@ def _is_encoding(name: str) -> bool:
 
 
 def read_share(share: str, name: str, where: object = None) -> str:
-    """Return a share as it is recorded. Raises WrongUsage, with the name of the setting or option, if the text has another form."""
+    """Return a share as it is recorded. Raises WrongUsage, with the name of the setting or option, for another text."""
     try:
         return str(parse_share(share))
     except ValueError as error:
