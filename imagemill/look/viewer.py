@@ -176,6 +176,8 @@ class Viewer:
     def _now(self) -> Overview:
         """Return the table of inputs; read it again if the data root has changed.
 
+        A page calls it once: the table and the session of an earlier call are then closed.
+
         Raises:
             MissingInput: if nothing has run, or the folder of images is gone.
         """
@@ -227,7 +229,7 @@ class Viewer:
             "buckets": table.counts_by("bucket"),
             "origins": table.counts_by("origin"),
             "medians": table.medians(),
-            "changes": self.changes("24h"),
+            "changes": self._shown_changes(table, "24h"),
             "previews": preview_kinds(ledger),
             "regenerating": sorted(ledger.regenerating()),
             "root": session.root.path,
@@ -265,7 +267,9 @@ class Viewer:
 
     def changes(self, since: str) -> ShownChanges:
         """Return how much changed since a time. Raises WrongUsage for a text that is no time."""
-        table = self._now()
+        return self._shown_changes(self._now(), since)
+
+    def _shown_changes(self, table: Overview, since: str) -> ShownChanges:
         changes = self._changes(since)
         parts = {kind: _of_change(Selection(), kind, items) for kind, items in changes.images.items()}
         counts = {kind: table.count(part) for kind, part in parts.items()}
@@ -423,7 +427,9 @@ class Viewer:
 
     def source(self, item: str) -> tuple[SourceRow, Frame | None, Pictures]:
         """Return what is needed to show a photograph. Raises MissingInput if there is no such file."""
-        state = self._now().state(item)
+        return self._source(item, self._now().state(item))
+
+    def _source(self, item: str, state: ImageState | None) -> tuple[SourceRow, Frame | None, Pictures]:
         if state is None or state.file is None:
             raise MissingInput(f"no image {item!r}", where=self.path, do="check the id")
         row = self.session.reading.sources([item]).get(item) or SourceRow(item, state.file, FileSignature(""), "", 0, 0)
@@ -455,7 +461,7 @@ class Viewer:
     def _entry(self, state: ImageState) -> ExportEntry:
         picture = None
         with suppress(ImagemillError, OSError):
-            source, _, pictures = self.source(state.item)
+            source, _, pictures = self._source(state.item, state)
             picture = pictures.photograph(source, EXPORTED_SIDE)
         return ExportEntry(
             id=state.item,

@@ -7,6 +7,7 @@ import html
 import json
 import re
 import sys
+import threading
 import time
 from urllib.parse import quote, urlencode
 
@@ -19,6 +20,8 @@ from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
+from imagemill.look.selection import View
+from imagemill.look.viewer import Viewer
 from imagemill.store.ledger import Ledger
 from imagemill.web_guard import WebGuard
 from tests.helpers.look import page, viewing
@@ -208,6 +211,37 @@ def test_read_only_viewer_changes_nothing_and_shows_the_command(root):
         assert client.post("/marks", data={"token": "", "item": "photo0000", "on": "0"}).status_code == 403
         assert list(ledger.marks()) == ["photo0000"]
         ledger.unmark(["photo0000"])
+
+
+def test_every_page_while_another_process_writes(root, client, tmp_path):
+    """The ledger changes between any two looks at it, as during a run."""
+    ended = threading.Event()
+
+    def write():
+        with Ledger(root.ledger) as ledger:
+            while not ended.wait(0.001):
+                ledger.mark(["photo0008"])
+                ledger.unmark(["photo0008"])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for path in (
+            "/",
+            "/images?changed=added&since=9h",
+            "/image?id=photo0009",
+            "/duplicates",
+            "/marked",
+            "/changes",
+            "/thumb?id=photo0009",
+        ):
+            assert client.get(path).status_code in (200, 404), path
+        viewer = Viewer(root.path)
+        assert viewer.run(viewer.export, tmp_path / "page.html", View())[0] > 10
+        viewer.close()
+    finally:
+        ended.set()
+        writer.join()
 
 
 def test_url_token_is_exchanged_for_a_cookie(root):
