@@ -10,13 +10,14 @@ from dagster_project.cli.shards import result_lines
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.ids import image_id_of
 from imagemill.domain.layout import DataRoot
+from imagemill.domain.shares import parse_share
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
 from imagemill.pipeline.stage2.record_index import known_images, read_recorded
-from imagemill.store.ledger import Ledger
 from imagemill.store.locations import refuse_gone
 from imagemill.text.close_names import MOST, name_hint
+from imagemill.text.units import counted
 
 # Images that a message names.
 SHOWN = 20
@@ -36,7 +37,7 @@ SHOWN = 20
 def command(session: Session, ids: tuple[str, ...], marked: bool, file: str | None, restore: bool) -> None:
     """Take images out of the shards, or bring them back. Their files and records stay.
 
-    An ID is that of an image, or the path of its file below `approved/`.
+    An ID is that of an image, or the path of its file below `approved/`. Images of other shares are left out.
     """
     root = session.root
     if bool(ids) + marked + (file is not None) != 1:
@@ -56,7 +57,9 @@ def command(session: Session, ids: tuple[str, ...], marked: bool, file: str | No
     from dagster_project.work import open_command
 
     with open_command(session) as work:
-        ids = _known_ids(root, session.ledger, given)
+        ids = _known_ids(session, given)
+        if not ids:
+            return
         (session.ledger.restore if restore else session.ledger.withdraw)(ids)
         work.pack(BUCKETS, existing="withdraw")
         leave_if_ended(work)
@@ -85,12 +88,22 @@ def _named(ids: Sequence[str]) -> str:
     return f"{', '.join(ids[:SHOWN])}{rest}"
 
 
-def _known_ids(root: DataRoot, ledger: Ledger, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the ids that are meant. Unknown ones are refused: a typing error must not look like a withdrawn sample."""
-    known = known_images(ledger, read_recorded(root.stage2_jsonl))
+def _known_ids(session: Session, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the ids that are meant. Unknown ones are refused: a typing error must not look like a withdrawn sample.
+
+    Those of other shares are left out with a line, so that all shares can be given one list.
+    """
+    root = session.root
+    known = known_images(session.ledger, read_recorded(root.stage2_jsonl))
     if not known.issuperset(given):
         known |= _counting(root)
     ids = tuple(each if each in known else image_id_of(each) for each in given)
+    if session.inputs.share:
+        share = parse_share(session.inputs.share)
+        own = tuple(pair for pair in zip(given, ids, strict=True) if pair[1] in known or share.has(pair[1]))
+        if left_out := len(ids) - len(own):
+            click.echo(f"left out: {counted(left_out, 'image')} of other shares than {share}")
+        given, ids = tuple(each for each, _ in own), tuple(image_id for _, image_id in own)
     if unknown := {each for each, image_id in zip(given, ids, strict=True) if image_id not in known}:
         similar = [f"for {one!r}, {name_hint(one, known) or 'there are no images'}" for one in sorted(unknown)[:MOST]]
         raise MissingInput(

@@ -16,15 +16,19 @@ class ImageShare(NamedTuple):
     number: int
     total: int
 
-    def has(self, image_id: str) -> bool:
-        """Return whether an image belongs to the share: SHA-256 of its id as a big-endian integer, modulo `total`.
+    def of(self, image_id: str) -> "ImageShare":
+        """Return the share, of as many, to which an image belongs: SHA-256 of its id as a big-endian integer, modulo `total`.
 
-        >>> [ImageShare(number, 3).has("photo0001") for number in range(3)]
-        [False, True, False]
+        >>> ImageShare(0, 3).of("photo0001")
+        ImageShare(number=1, total=3)
         """
         # Names that are not UTF-8 arrive as lone surrogates.
         digest = hashlib.sha256(image_id.encode("utf-8", "surrogateescape")).digest()
-        return int.from_bytes(digest, "big") % self.total == self.number
+        return ImageShare(int.from_bytes(digest, "big") % self.total, self.total)
+
+    def has(self, image_id: str) -> bool:
+        """Return whether an image belongs to the share."""
+        return self.of(image_id) == self
 
     def __str__(self) -> str:
         """`2/16`, as it is written."""

@@ -14,11 +14,12 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import image_id_of
 from imagemill.domain.inputs import BAD_PROFILE, HDR_TRANSFER, SRGB, ColorSetting
 from imagemill.domain.layout import DataRoot
+from imagemill.domain.shares import parse_share
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_mentions
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
-from imagemill.inputs.scan import SOURCE_ASSET, UNUSED_REASONS, Scan
+from imagemill.inputs.scan import SOURCE_ASSET, UNUSED_REASONS, Scan, is_image
 from imagemill.pipeline.problem_list import current_problems, gone_images
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder, read_tombstones, recorded_parameters
@@ -39,7 +40,7 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
         image_id: the image, or the path of its file below `approved/`.
 
     Raises:
-        MissingInput: if no stage has any record of the image.
+        MissingInput: if no stage has any record of the image, or if it belongs to another share.
     """
     root, inventory = session.root, session.overview()
     scan, ledger = inventory.scan_of({image_id}), ledger_of_runs(session)
@@ -90,12 +91,26 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     known = {*scan.sources, *stems, *known_images(ledger, inventory.recorded)}
     if image_id not in known and (named := image_id_of(image_id)) in known:
         return explain(session, named)
+    _refuse_elsewhere(session, image_id)
     raise MissingInput(
         f"no image {image_id!r}",
         where=root.approved,
         why=name_hint(image_id, known),
         do="check the id, or the path below approved/: the id is the name of the image file without its extension",
     )
+
+
+def _refuse_elsewhere(session: Session, image_id: str) -> None:
+    if not session.inputs.share:
+        return
+    share, own = parse_share(session.inputs.share), image_id_of(image_id) if is_image(image_id) else image_id
+    if not share.has(own):
+        raise MissingInput(
+            f"{image_id!r} belongs to another share",
+            where=session.root.path,
+            why=f"its share is {share.of(own)}; this data root has {share}",
+            do="ask the data root of that share",
+        )
 
 
 def _new_name(image_id: str, scan: Scan, ledger: Ledger, same_bytes: Mapping[str, SourceRow]) -> dict[str, str] | None:

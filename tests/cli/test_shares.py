@@ -96,6 +96,16 @@ def test_share_of_the_configuration_file(tmp_path):
     assert [json.loads(line)["image_id"] for line in records(root)] == expected
 
 
+def test_folder_of_a_new_root_has_to_exist(tmp_path):
+    images = photographs(tmp_path / "images", 2)
+
+    done = called(DataRoot(tmp_path / "data"), "run", "--approved", images, "--share", "0/2")
+
+    assert done.code == 1
+    assert done.text.rstrip().endswith("do:    check --data-root; for a new one, create the folder")
+    assert not (tmp_path / "data").exists()
+
+
 def test_share_is_remembered(tmp_path):
     images = photographs(tmp_path / "images", 10)
     root = root_at(tmp_path / "data")
@@ -168,6 +178,40 @@ def test_what_is_no_share(tmp_path, share):
     done = called(root, "run", "--approved", images)
     assert done.code == 2
     assert f"imagemill.yaml line 1: share '{share}' is no share" in done.text
+
+
+def test_image_of_another_share_is_named_as_such(tmp_path):
+    images = photographs(tmp_path / "images", 20)
+    root = root_at(tmp_path / "data")
+    called(root, "run", "--approved", images, "--share", "1/3")
+    ids = [f"photo{n:03d}" for n in range(20)]
+    other = next(image_id for image_id in ids if ImageShare(2, 3).has(image_id))
+
+    for given in (other, f"{other}.png"):
+        done = called(root, "explain", given)
+        assert done.code == 1
+        assert f"'{given}' belongs to another share" in done.text
+        assert "its share is 2/3; this data root has 1/3" in done.text
+
+
+def test_one_list_of_withdrawals_for_all_shares(tmp_path):
+    images = photographs(tmp_path / "images", 20)
+    roots = [root_at(tmp_path / f"task{number}") for number in range(TOTAL)]
+    for number, root in enumerate(roots):
+        called(root, "run", "--approved", images, "--share", f"{number}/{TOTAL}")
+    listed = [f"photo{n:03d}" for n in range(0, 12, 2)]
+    (tmp_path / "list.txt").write_text("\n".join(listed))
+
+    for number, root in enumerate(roots):
+        done = called(root, "withdraw", "--from", tmp_path / "list.txt")
+        assert done.code == 0, done.text
+        others = sum(not ImageShare(number, TOTAL).has(image_id) for image_id in listed)
+        assert f"left out: {others} images of other shares than {number}/{TOTAL}" in done.text
+
+    left = ShardSet.open([root.shards for root in roots], allow_preview=True)
+    assert sorted(left) == [f"photo{n:03d}" for n in range(20) if f"photo{n:03d}" not in listed]
+    own = [called(root, "withdraw", "absent", listed[0]).code for root in roots]
+    assert sorted(own) == [0, 0, 1]  # the share that the unknown id would have
 
 
 def test_share_of_a_folder_in_the_report_of_scan(tmp_path):
