@@ -154,7 +154,8 @@ def refuse_no_root(root: DataRoot, *, may_begin: bool = False) -> None:
         "not a data root" if root.path.is_dir() else "the data root does not exist",
         where=root.path,
         why="nothing was written",
-        do="check --data-root; for a new one, create the folder" + ("" if may_begin else " with your images in approved/"),
+        do="check --data-root; for a new one, create the folder"
+        + ("" if may_begin else " with your images in approved/"),
     )
 
 
