@@ -29,7 +29,7 @@ from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
 from imagemill.domain.inputs import MAX_REPEATS
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.jsonl import parse_line, read_typed
 from imagemill.formats.manifest import read_json
 from imagemill.formats.tar import IndexEntry
 from imagemill.pipeline.shards.shard_manifest import (
@@ -232,8 +232,8 @@ def entries_by_shard(shards: Iterable[ShardEntry], lines: Iterable[IndexLine]) -
 
 def _lines(path: Path, kind: type) -> Iterator[Any]:
     try:
-        for line in read_jsonl(path):
-            yield msgspec.convert(line.value, kind)
+        for number, found in enumerate(read_typed(path, msgspec.json.Decoder(kind)), start=1):
+            yield found if isinstance(found, kind) else msgspec.convert(parse_line(number, found).value, kind)
     except (OSError, msgspec.ValidationError) as error:
         raise ImagemillError(
             f"{path.name} cannot be read", where=path, why=str(error), do="run `imagemill shards --overwrite`"
