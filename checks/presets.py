@@ -10,6 +10,7 @@ from imagemill.pipeline.presets.rescale_plan import changed_splits
 from imagemill.store.public_data import MANIFEST, Dataset, PresetDir
 from imagemill.validation.validator import validate, validate_preset
 from io_managers.check_results import SHOWN, as_result
+from io_managers.viewer import page_shown
 from resources.data_root import DataRootResource
 
 # Tags of a run over partitions: its one key, or the ends of its range.
@@ -60,7 +61,11 @@ def _current_check(asset: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
             passed=not changed,
             severity=dg.AssetCheckSeverity.WARN,
             description=f"raw records changed since: {', '.join(changed[:SHOWN])}" if changed else "no findings",
-            metadata={"checked": len(folders), "changed (splits)": len(changed)},
+            metadata={
+                "checked": len(folders),
+                "changed (splits)": len(changed),
+                **(page_shown("records with their boxes", "presets") if changed else {}),
+            },
         )
 
     return raw_current

@@ -33,8 +33,10 @@ def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 
     findings = stage2_records(path, migrating=True, tokens=mask_length([session.in_force(T5)]))
     result = as_result(collect(path.name, "stage2", noted(findings)))
-    severity = dg.AssetCheckSeverity.ERROR if blocking or result.passed else dg.AssetCheckSeverity.WARN
-    return result._replace(severity=severity)
+    if blocking or result.passed:
+        return result
+    links = page_shown("inputs with a problem", "images", show="problems")
+    return result._replace(severity=dg.AssetCheckSeverity.WARN, metadata={**result.metadata, **links})
 
 
 @dg.asset_check(asset=stage2_jsonl)

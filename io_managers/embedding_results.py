@@ -17,6 +17,7 @@ from imagemill.validation.findings import collect
 from io_managers.check_results import as_result
 from io_managers.refusals import CHECK as INPUTS
 from io_managers.refusals import inputs_accepted
+from io_managers.viewer import page_shown
 
 FILES = "files_valid"
 
@@ -32,7 +33,11 @@ def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
         passed=result.passed and not warns,
         severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
         description="; ".join([result.description or "", *used.notes]),
-        metadata={**result.metadata, "model": used.model},
+        metadata={
+            **result.metadata,
+            "model": used.model,
+            **(page_shown("images that wait", "images", show="waiting") if warns else {}),
+        },
     )
 
 

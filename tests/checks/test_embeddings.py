@@ -94,6 +94,7 @@ def test_unfinished_regeneration_is_a_warning(data_root, instance):
 
     evaluation = found["vae_latents:files_valid"]
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert evaluation.metadata["look"].value == "[images that wait](/imagemill/images?show=waiting)"
     assert "regeneration not finished: 0 of 2 files replaced" in evaluation.description
     assert found["dinov3_npy:files_valid"].passed
     assert found["dinov3_npy:files_valid"].metadata["model"].value == "real"

@@ -138,6 +138,7 @@ def test_preset_of_raw_records_that_changed_is_a_warning(data_root, instance, da
     evaluation = alone(data_root, instance, asset, current)
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert f"{key} train" in evaluation.description
+    assert evaluation.metadata["look"].value == "[records with their boxes](/imagemill/presets)"
 
     raw.unlink()
     assert alone(data_root, instance, asset, current).passed

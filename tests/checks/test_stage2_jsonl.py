@@ -100,6 +100,7 @@ def test_record_that_packing_skips_is_a_warning(data_root, instance, merged, lin
     evaluation = check_lines(data_root, instance, *merged, line)[RECORDS]
 
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert evaluation.metadata["look"].value == "[inputs with a problem](/imagemill/images?show=problems)"
 
 
 def test_earlier_duplicate_is_a_warning(data_root, instance, merged):
