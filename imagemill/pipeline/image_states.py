@@ -49,6 +49,7 @@ def read_states(session: Session, inventory: Inventory | None = None) -> States:
         MissingInput: if nothing has run, or the folder of images is gone.
     """
     inventory = inventory or session.overview()
+    inventory.list_ahead()
     scan = inventory.scan
     ledger = ledger_of_runs(session)
     standing = Standing.read(inventory, ledger, current_problems(scan, ledger), captioned=session.captioned)

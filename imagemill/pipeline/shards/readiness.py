@@ -33,6 +33,7 @@ from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
+from imagemill.pipeline.stage2.record_index import has_many
 from imagemill.store.ledger import FileRow, Ledger, Problem
 from imagemill.store.provenance import spec_in_force
 
@@ -48,8 +49,6 @@ _PREVIEW = (
 _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the image, or configure a captioner")
 # Reason codes of invalid records by violated rule; for other rules the code is `bad_<field>`.
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
-# Size in bytes of a record file (about 10,000 records) from which on the folders are listed in another process.
-_LARGE = 4 * 1024 * 1024
 # The fields that packing needs, in the order of a PackingRecord.
 _PACKED = ("aspect_bucket", "t5_attention_mask", "height", "width", "caption")
 # Malformed lines logged one by one; all of them are counted.
@@ -117,7 +116,7 @@ def find_ready(
     chosen_specs = in_force or partial(spec_in_force, ledger=ledger)
     stores = [NpyStore(derived / spec.folder, chosen_specs(spec)) for spec in embedding_specs()]
     listings = lambda: [listed.get(store.spec) or store.listing() for store in stores]  # noqa: E731
-    if jsonl.stat().st_size > _LARGE and not listed:
+    if has_many(jsonl) and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
     tokens = mask_length(store.spec for store in stores)
     latest, sources = _latest_records(jsonl, found, tokens), ledger.sources()

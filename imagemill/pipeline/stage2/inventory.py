@@ -7,15 +7,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.inputs import NEW_INPUTS, InputSettings
 from imagemill.domain.layout import DataRoot
-from imagemill.formats.npy import NpyStore
+from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import is_folder
+from imagemill.fs.listing import start_listing
 from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
-from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
+from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
 from imagemill.pipeline.stage2.renames import note_arrivals
 from imagemill.store.ledger import ACCEPTED, Ledger
 from imagemill.store.locations import refuse_gone
@@ -37,6 +38,7 @@ class Inventory:
         kept: the last plans that were made of this listing (current_plans.py).
         surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
+        ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
     """
 
     root: DataRoot
@@ -51,6 +53,7 @@ class Inventory:
     kept: Any = None
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
+    ahead: tuple[list[EmbeddingSpec], Callable[[], list[dict[str, FileSignature]]]] | None = None
 
     @property
     def approved(self) -> ListedFolder:
@@ -98,8 +101,17 @@ class Inventory:
         """Return the npy store of a kind."""
         return NpyStore(self.root.derived / spec.folder, self.in_force(spec))
 
+    def list_ahead(self) -> None:
+        """Begin to list the folders of all kinds in another process, if there are many records. `files` waits for it."""
+        if not self.listed and has_many(self.root.stage2_jsonl):
+            stores = [self.store(spec) for spec in embedding_specs()]
+            self.ahead = [store.spec for store in stores], start_listing([store.folder for store in stores], SUFFIX)
+
     def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
         """Return the signature of each file of a kind by image id."""
+        if self.ahead:
+            (specs, results), self.ahead = self.ahead, None
+            self.listed.update(zip(specs, results(), strict=True))
         if spec not in self.listed:
             self.listed[spec] = self.store(spec).listing()
         return self.listed[spec]

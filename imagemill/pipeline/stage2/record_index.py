@@ -39,6 +39,9 @@ from imagemill.store.ledger import Ledger, fingerprint_texts
 # Most characters of a refused id in messages.
 _SHOWN = 80
 
+# Size in bytes of about 10,000 records.
+_MANY_BYTES = 4 * 1024 * 1024
+
 # The last index, by its file and the state of the file.
 _LAST: dict[tuple[Path, tuple[FileSignature | None, FileSignature | None]], "Recorded"] = {}
 
@@ -76,6 +79,11 @@ class Recorded:
             {i: text for i, text in texts.items() if i not in ids} for texts in (self.captions, self.several)
         )
         return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several)
+
+
+def has_many(jsonl: Path) -> bool:
+    """Return whether there are so many records that other folders are listed in another process: docs/decisions/0030."""
+    return jsonl.is_file() and jsonl.stat().st_size > _MANY_BYTES
 
 
 def known_images(ledger: Ledger, recorded: Recorded) -> set[str]:

@@ -20,6 +20,7 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
+from imagemill.pipeline.stage2 import record_index
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.stage1 import stage1_record
@@ -89,7 +90,7 @@ def test_large_dataset_is_matched_alike(data_root, monkeypatch):
     npy(data_root, VAE, "c").write_bytes(b"no npy")
     small = look(data_root)
 
-    monkeypatch.setattr(readiness, "_LARGE", 0)
+    monkeypatch.setattr(record_index, "_MANY_BYTES", 0)
     large = look(data_root)
 
     assert ids(large) == ids(small) == ["a", "d"]
