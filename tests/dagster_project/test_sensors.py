@@ -22,6 +22,7 @@ from dagster_project.internals import runs
 from dagster_project.internals.instance import open_instance
 from dagster_project.resume import resume_missing
 from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.shares import ImageShare
 from imagemill.fs.owners import owner_name, use
 from imagemill.inputs.scan import scan_approved
 from imagemill.pipeline.session import Session, open_session
@@ -66,6 +67,27 @@ def test_two_new_files_make_one_run_over_both(data_root, instance, still):
     tags = requests[0].tags
     assert (tags[ASSET_PARTITION_RANGE_START_TAG], tags[ASSET_PARTITION_RANGE_END_TAG]) == ("photo0000", "photo0001")
     assert set(instance.get_dynamic_partitions(images.name)) == {"photo0000", "photo0001"}
+
+
+def test_images_of_other_shares_are_not_asked_for(data_root, instance, still):
+    """Spec: docs/spec/stage2.md#shares"""
+    photos(data_root.approved, 12)
+    own = [name for name in (f"photo{n:04d}" for n in range(12)) if ImageShare(1, 3).has(name)]
+    data_root.config_file.write_text("share: 1/3\n")
+
+    requests, _, _ = tick(data_root, instance)
+
+    assert 0 < len(own) < 12
+    assert set(instance.get_dynamic_partitions(images.name)) == set(own)
+    ends = {
+        request.tags[tag]
+        for request in requests
+        for tag in (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
+    }
+    assert ends <= set(own)
+    assert imagemill("run", "--data-root", data_root.path, stub=True).returncode == 0
+    requests, skipped, _ = tick(data_root, instance)
+    assert (requests, skipped) == ([], f"nothing new among {len(own)} images")
 
 
 def test_file_that_changed_within_ten_seconds_waits(data_root, instance):
