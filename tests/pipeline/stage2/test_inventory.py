@@ -1,6 +1,6 @@
 """Listings of a data root's folders that are made by another process.
 
-Reference: docs/decisions/0030-large-folders-listed-aside.md
+Reference: decision 30.
 """
 
 import pytest
