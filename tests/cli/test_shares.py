@@ -5,9 +5,11 @@ Spec: docs/spec/stage2.md#shares, docs/spec/shards.md#several-places
 
 import json
 import os
+import shutil
 
 import pytest
 
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.shares import ImageShare
 from imagemill.reading import ShardDataset, ShardSet
@@ -178,6 +180,23 @@ def test_what_is_no_share(tmp_path, share):
     done = called(root, "run", "--approved", images)
     assert done.code == 2
     assert f"imagemill.yaml line 1: share '{share}' is no share" in done.text
+
+
+def test_data_root_that_was_saved_and_restored_continues(tmp_path):
+    """As in examples/cluster/slurm-array.sbatch on a node whose disk was emptied: every file has another inode."""
+    images = photographs(tmp_path / "images", 20)
+    root = root_at(tmp_path / "data")
+    called(root, "run", "--approved", images, "--share", "1/3")
+    before = records(root)
+    shutil.copytree(root.path, tmp_path / "saved", symlinks=True)
+    shutil.rmtree(root.path)
+    shutil.copytree(tmp_path / "saved", root.path, symlinks=True)
+
+    done = called(root, "run", "--approved", images, "--share", "1/3")
+
+    assert done.code == 0, done.text
+    assert done.text.count(" 0 made in 0 model calls") == len(embedding_specs()), done.text
+    assert records(root) == before
 
 
 def test_image_of_another_share_is_named_as_such(tmp_path):

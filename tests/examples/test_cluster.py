@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -19,19 +20,24 @@ def test_first_comment_says_that_it_was_not_run(path):
     assert first.startswith("# Not run here: ")
 
 
-def run(*arguments, task, tmp_path):
-    """Run the script of a task where `srun` runs its arguments and the program prints its own."""
+PROGRAMS = {
+    "srun": 'exec "$@"',
+    "imagemill": 'echo "$IMAGEMILL_DATA_ROOT $IMAGEMILL_CONFIG" "$@"; echo "$1" >> "$IMAGEMILL_DATA_ROOT/work"; exit ${FAIL:-0}',
+    "rsync": '[ "$2" = --delete ] && shift && rm -rf "$3"; mkdir -p "$3" && cp -a "$2." "$3"',
+}
+
+
+def run(*arguments, task, tmp_path, **environment):
+    """Run the script of a task where `srun` runs its arguments, the program prints its own, and `rsync` copies."""
     programs = tmp_path / "bin"
     programs.mkdir(exist_ok=True)
-    for name, text in {
-        "srun": 'exec "$@"',
-        "imagemill": 'echo "$IMAGEMILL_DATA_ROOT $IMAGEMILL_CONFIG" "$@"',
-    }.items():
+    for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **({"SLURM_ARRAY_TASK_ID": task} if task else {})}
+    given = {"PATH": f"{programs}:{os.environ['PATH']}", **({"SLURM_ARRAY_TASK_ID": task} if task else {})}
     command = ["bash", SBATCH, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    given |= {name: str(value) for name, value in environment.items()}
+    return subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
 def test_task_runs_its_share_and_publishes_it(tmp_path):
@@ -40,12 +46,11 @@ def test_task_runs_its_share_and_publishes_it(tmp_path):
     done = run(16, "/photographs", roots, "s3://training/cats", task="5", tmp_path=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    place = f"{roots}/share-5-of-16 {roots}/imagemill.yaml"
+    place = f"{roots}/share-5-of-16 {tmp_path}/imagemill.yaml"
     assert done.stdout.splitlines() == [
         f"{place} run --approved /photographs --share 5/16",
         f"{place} push s3://training/cats/share-5-of-16",
     ]
-    assert (roots / "share-5-of-16").is_dir()
 
 
 def test_task_without_a_url_publishes_nothing(tmp_path):
@@ -54,8 +59,25 @@ def test_task_without_a_url_publishes_nothing(tmp_path):
     assert [line.split()[2] for line in done.stdout.splitlines()] == ["run"]
 
 
+def test_data_root_of_a_task_that_failed_is_saved_and_restored(tmp_path):
+    """On a node whose disk was emptied, and not over a data root that is still there."""
+    roots, saved = tmp_path / "roots", tmp_path / "saved"
+    work = roots / "share-1-of-2" / "work"
+
+    done = run(2, "/photographs", roots, "s3://a/b", task="1", tmp_path=tmp_path, SAVE=saved, FAIL=143)
+
+    assert done.returncode == 143
+    assert (saved / "share-1-of-2" / "work").read_text() == "run\n"
+    shutil.rmtree(roots)
+    assert run(2, "/photographs", roots, "s3://a/b", task="1", tmp_path=tmp_path, SAVE=saved).returncode == 0
+    assert work.read_text() == (saved / "share-1-of-2" / "work").read_text() == "run\nrun\npush\n"
+    work.write_text("newer\n")
+    run(2, "/photographs", roots, task="1", tmp_path=tmp_path, SAVE=saved)
+    assert work.read_text() == (saved / "share-1-of-2" / "work").read_text() == "newer\nrun\n"
+
+
 def test_wrong_use_of_the_script(tmp_path):
-    assert "usage: sbatch --array" in run(2, "/photographs", task="1", tmp_path=tmp_path).stderr
+    assert "sbatch --array=0-LAST" in run(2, "/photographs", task="1", tmp_path=tmp_path).stderr
     assert "start it with sbatch --array" in run(2, "/a", tmp_path, task=None, tmp_path=tmp_path).stderr
 
 
