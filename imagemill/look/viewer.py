@@ -233,6 +233,7 @@ class Viewer:
             "previews": preview_kinds(ledger),
             "regenerating": sorted(ledger.regenerating()),
             "root": session.root.path,
+            "share": session.inputs.share,
         }
 
     def page(self, view: View) -> Page:

@@ -14,6 +14,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.shares import ImageShare
 from imagemill.reading import ShardDataset, ShardSet
 from tests.helpers.commands import called
+from tests.helpers.look import page, viewing
 from tests.helpers.stage2 import picture
 from tests.helpers.wiring import stub_every_kind
 
@@ -96,6 +97,8 @@ def test_share_of_the_configuration_file(tmp_path):
     share = ImageShare(1, 3)
     expected = [f"photo{n:03d}" for n in range(20) if share.has(f"photo{n:03d}")]
     assert [json.loads(line)["image_id"] for line in records(root)] == expected
+    with viewing(root) as client:
+        assert "Share 1/3 of the images" in page(client, "/")
 
 
 def test_folder_of_a_new_root_has_to_exist(tmp_path):
