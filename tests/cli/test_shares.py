@@ -202,6 +202,24 @@ def test_data_root_that_was_saved_and_restored_continues(tmp_path):
     assert records(root) == before
 
 
+@pytest.mark.parametrize("command", [None, ["repair", "--apply"]])
+def test_share_survives_the_loss_of_the_ledger(tmp_path, command):
+    images = photographs(tmp_path / "images", 20)
+    root = root_at(tmp_path / "data")
+    called(root, "run", "--approved", images, "--share", "1/3")
+    before = records(root)
+    shutil.rmtree(root.state)
+
+    if command:
+        assert called(root, *command).code == 0
+    refused = called(root, "run", "--approved", images, "--share", "2/3")
+    done = called(root, "run", "--approved", images)
+
+    assert (refused.code, done.code) == (2, 0), refused.text + done.text
+    assert "this data root has the share 1/3" in refused.text
+    assert records(root) == before
+
+
 def test_image_of_another_share_is_named_as_such(tmp_path):
     images = photographs(tmp_path / "images", 20)
     root = root_at(tmp_path / "data")
