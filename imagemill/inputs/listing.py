@@ -130,7 +130,7 @@ def list_entries(
     if isinstance(folder, ObjectFolder):
         entries = (each for each in _entries_of(folder, inputs) if wanted is None or wanted(each.path))
     else:
-        found = (each for each in _walk(folder, inputs, own) if wanted is None or wanted(each.path))
+        found = (each for each in _walk(folder, inputs, own, wanted) if wanted is None or wanted(each.path))
         entries = map(_entry, found)
     listed = list(entries)
     # Keys of object storage arrive in order; a sort would need 16 bytes more for each.
@@ -197,8 +197,10 @@ class _Found(NamedTuple):
     do: str = ""
 
 
-def _walk(folder: Path, inputs: InputSettings, own: Collection[Path]) -> Iterator[_Found]:
-    """Yield what is in a folder, and in its sub-folders if they are entered."""
+def _walk(
+    folder: Path, inputs: InputSettings, own: Collection[Path], wanted: Callable[[str], bool] | None = None
+) -> Iterator[_Found]:
+    """Yield what is in a folder, and in its sub-folders if they are entered. Files that are not wanted may be left out."""
     own_folders = {os.path.realpath(each): _identity(os.stat(each)) for each in own if os.path.isdir(each)}
     # By device and inode: the path at which each real folder was entered.
     entered: dict[tuple[int, int], str] = {_identity(os.stat(folder)): "."}
@@ -222,6 +224,8 @@ def _walk(folder: Path, inputs: InputSettings, own: Collection[Path]) -> Iterato
         prefix = f"{path}/" if path else ""
         for entry in entries:
             inside = prefix + entry.name
+            if wanted is not None and not wanted(inside) and not (inputs.recursive and _is_folder(entry)):
+                continue
             if is_ignored(inside, inputs.exclude):
                 yield _Found(inside, entry, ignored=True)
             elif not inputs.recursive or not _is_folder(entry):
