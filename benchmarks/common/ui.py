@@ -34,7 +34,7 @@ class RunningUi(NamedTuple):
 @contextmanager
 def running_ui(command: Sequence[object], **environment: str) -> Iterator[RunningUi]:
     """Start `python COMMAND… PORT` and yield when its code location is loaded; terminate its process group afterwards."""
-    port = _free_port()
+    port = free_port()
     words = [sys.executable, *map(str, command), str(port)]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
     began = time.perf_counter()
@@ -72,7 +72,8 @@ def _ask(port: int, query: str) -> dict:
         return json.load(answer)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that no server uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
