@@ -5,6 +5,7 @@ Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, d
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,6 +214,7 @@ ids = st.sampled_from(list("abcdef"))
     st.sampled_from([DINOV3, T5]),
 )
 def test_every_image_is_in_exactly_one_list(wanted, sources, known, captions, problems, files, listing, spec):
+    files = [msgspec.structs.replace(file, kind=spec.kind) for file in files]  # the ledger's rows of the planned kind
     planned = plan(
         spec, ids=wanted, sources=sources, known=known, captions=captions, problems=problems, files=files, listing=listing
     )  # fmt: skip
