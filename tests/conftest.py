@@ -22,7 +22,8 @@ import pytest  # noqa: E402
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
 from tests.helpers.product import shards_of_photos  # noqa: E402
 
-hypothesis.settings.register_profile("ci", deadline=None)
+# Continuous integration tries the same examples each time; other runs explore.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 if os.environ.get("CI") or os.environ.get("IMAGEMILL_NO_SKIP"):
     hypothesis.settings.load_profile("ci")
 

@@ -105,7 +105,7 @@ def write_in_several_processes(root):
         assert writer.stdout.readline()
     for writer in writers:
         writer.stdin.close()
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
+    assert [writer.wait(timeout=180) for writer in writers] == [0] * WRITERS
     return {f"w{w}-{b}-{n}" for w in range(WRITERS) for b in range(BATCHES) for n in range(EVENTS)}
 
 
