@@ -38,12 +38,13 @@ from imagemill.pipeline.status import Status
 from imagemill.store.ledger import HISTORY, Ledger
 from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 from imagemill.store.second_copy import refresh
+from imagemill.text.settings import described
 from imagemill.validation.shard_sets import is_verified, set_folders
 
 # Raised by a release that makes something else of the same input, so that the next run after the upgrade takes the whole way.
 FORMAT = 1
 
-# Settings that came after the digest: it leaves them out while they are unset, so that it stays the same for upgraded data roots.
+# Settings that came after the digest, see `described`.
 _ADDED = {"limits", "name", "object_storage", "push", "share"}
 
 
@@ -292,9 +293,7 @@ def _digest(session: Session, read: _Read, history: HistoryState, release: str) 
 
 
 def _settings(config: Config) -> Iterator[str]:
-    values, unset = ({name: getattr(of, name) for name in Config.__struct_fields__} for of in (config, Config()))
-    read = (f"{name}={value!r}" for name, value in values.items() if name not in _ADDED or value != unset[name])
-    yield f"Config({', '.join(read)})"
+    yield described(config, Config(), _ADDED)
     yield from (repr((spec.kind, spec.folder, spec.contract)) for spec in embedding_specs())
 
 

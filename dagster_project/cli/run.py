@@ -7,7 +7,6 @@ import click
 from dagster_project.cli.options import fail_on_skip, root_options
 from imagemill.config import read_share
 from imagemill.pipeline.session import Session
-from imagemill.pipeline.stage2.input_settings import take_share
 from imagemill.pipeline.stage2.passes import Passes, pass_names
 from imagemill.store.locations import refuse_no_images, refuse_no_root
 
@@ -30,6 +29,7 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
 @click.option(
     "--share",
     metavar="I/N",
+    callback=lambda _, __, given: given and read_share(given, f"--share {given}"),
     help="Only the images of share I of N, counted from 0, for N data roots over one folder; remembered.",
 )
 @click.option("--passes", callback=split_names, default="", metavar="A,B", help="Embedding passes (default: all).")
@@ -57,7 +57,7 @@ def command(
         session.put("approved", approved)
     refuse_no_images(session.root)
     if share:
-        take_share(session.config, session.ledger, read_share(share, f"--share {share}"))
+        session.take_share(share)
     if not passes and (snapshot := settled_snapshot(session)) and not (accept_renames and snapshot.renames):
         sys.exit(report_unchanged(Unchanged(session, snapshot), fail_on_skip=fail_on_skip))
     from dagster_project.work import open_command

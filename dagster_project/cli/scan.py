@@ -11,6 +11,7 @@ from dagster_project.cli.options import root_options
 from imagemill.config import config_in_force
 from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.domain.layout import DataRoot
+from imagemill.inputs.scan import share_line
 from imagemill.pipeline.colours import colour_lines
 from imagemill.pipeline.folder_report import FolderReport, report_folder
 from imagemill.pipeline.session import open_session
@@ -55,7 +56,7 @@ def report_lines(report: FolderReport) -> Iterator[str]:
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
     yield f"folder      {report.folder}"
     if report.share:
-        yield f"share       {report.share}; {counted(report.elsewhere, 'file')} of other shares left out"
+        yield f"share       {share_line(report.share, report.elsewhere)}"
     yield from _labelled("layout", report.layouts)
     yield f"images      {report.images:,}" + (f": {formats}" if formats else "")
     yield f"captions    {', '.join(_of_source(source, count) for source, count in report.captions.items()) or 'none'}"

@@ -10,7 +10,6 @@ from dagster_project.cli.shards import result_lines
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.ids import image_id_of
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.shares import parse_share
 from imagemill.errors import MissingInput, WrongUsage
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import bucket_folder, live_lines, read_manifest, refuse_no_sets
@@ -98,8 +97,7 @@ def _known_ids(session: Session, given: tuple[str, ...]) -> tuple[str, ...]:
     if not known.issuperset(given):
         known |= _counting(root)
     ids = tuple(each if each in known else image_id_of(each) for each in given)
-    if session.inputs.share:
-        share = parse_share(session.inputs.share)
+    if share := session.inputs.own_share:
         own = tuple(pair for pair in zip(given, ids, strict=True) if pair[1] in known or share.has(pair[1]))
         if left_out := len(ids) - len(own):
             click.echo(f"left out: {counted(left_out, 'image')} of other shares than {share}")

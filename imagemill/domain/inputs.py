@@ -12,6 +12,8 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from imagemill.domain.shares import ImageShare, parse_share
+
 ColorSetting = Literal["srgb", "ignore"]
 SRGB: Final = "srgb"
 IGNORE: Final = "ignore"
@@ -97,6 +99,11 @@ class InputSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: bool = False
     repeats: Repeats = OFF
     share: str = ""
+
+    @property
+    def own_share(self) -> ImageShare | None:
+        """The share as a value; None: all images."""
+        return parse_share(self.share) if self.share else None
 
 
 NEW_INPUTS: Final = InputSettings()

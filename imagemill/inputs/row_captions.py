@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from imagemill.domain.ids import image_id_of, stem_of
 from imagemill.domain.inputs import InputSettings
-from imagemill.domain.shares import ImageShare, parse_share
+from imagemill.domain.shares import ImageShare
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.fs.folders import Folder, on_disk
 from imagemill.inputs.matching import PathIndex
@@ -51,7 +51,7 @@ def read_metadata(folder: Folder, scan: Scan, ledger: Ledger, inputs: InputSetti
     problems: list[Problem] = []
     read: set[str] = set()
     seen: set[str] = set()
-    elsewhere = _Elsewhere(parse_share(inputs.share), scan.others) if inputs.share else None
+    elsewhere = _Elsewhere(share, scan.others) if (share := inputs.own_share) else None
     for file in scan.metadata:
         images = [i for i in below.get(file.path, ()) if file.first or not _has_text(i, scan, keys, unusable)]
         has_row = {i for i in images if (key := keys.get(i)) and key.stat == file.path}
@@ -120,6 +120,22 @@ class _Place(NamedTuple):
     bad: bool = False
 
 
+class _Elsewhere(NamedTuple):
+    """Recognises rows of images of other shares. `images`: paths of these images."""
+
+    share: ImageShare
+    images: frozenset[str]
+
+    def has(self, place: _Place, found: list[str]) -> bool:
+        """Return whether a row is that of an image of another share, or is for its data root to report.
+
+        Args:
+            place: where its path leads.
+            found: the images, of all shares, that it may mean.
+        """
+        return found[0] in self.images if len(found) == 1 else not self.share.has(image_id_of(place.paths[0]))
+
+
 @dataclass(slots=True)
 class _Faults:
     """Rows of one file that are not used: their number, and the first of them."""
@@ -131,17 +147,6 @@ class _Faults:
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(what)
-
-
-class _Elsewhere(NamedTuple):
-    """Recognises rows of images of other shares. `images`: paths of these images."""
-
-    share: ImageShare
-    images: frozenset[str]
-
-    def has(self, path: str) -> bool:
-        """Return whether the data root of another share reports a row with a path that no image has."""
-        return not self.share.has(image_id_of(path))
 
 
 class _Reading:
@@ -223,7 +228,7 @@ class _Reading:
             self._outside.add(f"{row.number}: {row.path[:80]}")
             return
         found = next((ids for path in place.paths if (ids := self._index.find(path))), [])
-        if self._elsewhere and self._belongs_elsewhere(place, found):
+        if self._elsewhere and self._elsewhere.has(place, found):
             return
         if len(found) != 1:
             if found or not any(stem_of(path) in refused for path in place.paths):
@@ -249,13 +254,6 @@ class _Reading:
         if earlier is None and key and (key.stat, key.of_texts) == (made.stat, made.of_texts):
             return
         self._rows[image_id] = made
-
-    def _belongs_elsewhere(self, place: _Place, found: list[str]) -> bool:
-        """Return whether a row is that of an image of another share, or is for its data root to report."""
-        assert self._elsewhere
-        if len(found) == 1:
-            return found[0] in self._elsewhere.images
-        return self._elsewhere.has(place.paths[0])
 
     def _differing(self, ledger: Ledger, inputs: InputSettings) -> Iterator[tuple[str, bool]]:
         """Yield the images whose caption file has another text than their row, which precedes it, and those that had."""

@@ -25,7 +25,7 @@ from imagemill.domain.inputs import (
     InputSettings,
     formats_text,
 )
-from imagemill.domain.shares import ImageShare, parse_share
+from imagemill.domain.shares import ImageShare
 from imagemill.errors import MissingInput
 from imagemill.formats.images import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, fingerprint
@@ -36,6 +36,8 @@ from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_
 from imagemill.inputs.matching import CaptionFile, Matched, as_text, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.store.ledger import Problem, SourceRow
+from imagemill.text.settings import described
+from imagemill.text.units import counted
 
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in FORMATS)
 
@@ -220,11 +222,13 @@ def list_approved(folder: Folder, inputs: InputSettings = NEW_INPUTS, own: Colle
     return ListedFolder(list_entries(folder, inputs, own), inputs, _named_metadata(folder, inputs.metadata))
 
 
+# Input settings that came after the digest, see `described`.
+_ADDED: Final = frozenset({"share"})
+
+
 def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
     digest = RunningFingerprint()
-    # Left out while it is unset, so that the digest of an earlier release stays the same.
-    settings = str(inputs) if inputs.share else str(inputs).replace(", share='')", ")")
-    digest.update_lines([f"{settings} {heif_is_installed()} {named}"])
+    digest.update_lines([f"{described(inputs, NEW_INPUTS, _ADDED)} {heif_is_installed()} {named}"])
     digest.update_lines(map(_line_of, entries))
     return str(digest)
 
@@ -277,7 +281,7 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
         folder.add(entry)
     shared = _shared_ids(folders)
     scans = [folder.scan(shared) for folder in folders.values()]
-    return _of_share(_together(scans), parse_share(inputs.share)) if inputs.share else _together(scans)
+    return _of_share(_together(scans), share) if (share := inputs.own_share) else _together(scans)
 
 
 def _together(scans: list[Scan]) -> Scan:
@@ -515,6 +519,11 @@ class _Folder:
 def fingerprint_names(names: Iterable[str]) -> str:
     """Return a fingerprint of file names, which does not depend on their order."""
     return fingerprint("\0".join(sorted(names)).encode("utf-8", "surrogateescape"))
+
+
+def share_line(share: str, elsewhere: int) -> str:
+    """Return a share, and the number of files of other shares, for people."""
+    return f"{share}; {counted(elsewhere, 'file')} of other shares left out"
 
 
 def is_image(name: str) -> bool:

@@ -14,7 +14,6 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.ids import image_id_of
 from imagemill.domain.inputs import BAD_PROFILE, HDR_TRANSFER, SRGB, ColorSetting
 from imagemill.domain.layout import DataRoot
-from imagemill.domain.shares import parse_share
 from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import read_mentions
 from imagemill.formats.npy import NpyStore
@@ -101,10 +100,8 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
 
 
 def _refuse_elsewhere(session: Session, image_id: str) -> None:
-    if not session.inputs.share:
-        return
-    share, own = parse_share(session.inputs.share), image_id_of(image_id) if is_image(image_id) else image_id
-    if not share.has(own):
+    own = image_id_of(image_id) if is_image(image_id) else image_id
+    if (share := session.inputs.own_share) and not share.has(own):
         raise MissingInput(
             f"{image_id!r} belongs to another share",
             where=session.root.path,

@@ -19,7 +19,7 @@ from imagemill.config import Config, config_in_force, named_config
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.inputs import InputSettings
 from imagemill.domain.layout import DEFAULT_ROOT, ROOT_VARIABLE, DataRoot
-from imagemill.errors import ImagemillError
+from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.fs.blobs import StorageSettings
 from imagemill.store.inputs import first_inputs, recorded_inputs
 from imagemill.store.ledger import BEGUN, IN_MEMORY, Ledger
@@ -123,6 +123,20 @@ class Session:
         """Use this folder from now on. Raises as `store.locations.put`; nothing is recorded then."""
         self.root = put(self.root, name, folder, self.storage)
         remember(self.root, self.ledger, name)
+
+    def take_share(self, share: str) -> None:
+        """Take this share of the images from now on.
+
+        Raises:
+            WrongUsage: if the configuration has another one, or if the data root already has images of another one.
+        """
+        from imagemill.pipeline.stage2.input_settings import take_share
+
+        if self.config.chosen_inputs.get("share", share) != share:
+            raise WrongUsage(
+                f"--share {share} contradicts share: {self.config.share} in imagemill.yaml", do="leave one of them out"
+            )
+        take_share(self.ledger, share)
 
     def look(self) -> "Inventory":
         """Return a listing without recording it; the next `plan` continues with it."""

@@ -17,7 +17,7 @@ from imagemill.domain.inputs import FORMATS, JOIN, NEW_INPUTS, OFF, SRGB, InputS
 from imagemill.errors import ImagemillError, MissingInput
 from imagemill.inputs.layouts import kohya_layout
 from imagemill.inputs.listing import is_companion
-from imagemill.inputs.scan import Scan
+from imagemill.inputs.scan import Scan, share_line
 from imagemill.pipeline.accounting import ImageCounts, Standing
 from imagemill.pipeline.colours import ColourCounts, colour_lines, colours_of, old_inputs_line
 from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems, stage2_assets
@@ -202,7 +202,7 @@ def read_status(
 def input_lines(status: Status) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line about colours and formats, for people."""
     if status.share:
-        yield "share", f"{status.share}; {counted(status.elsewhere, 'file')} of other shares left out"
+        yield "share", share_line(status.share, status.elsewhere)
     for n, line in enumerate(colour_lines(status.colours, status.first_frames)):
         yield "" if n else "colours", line
     if status.conflicts:

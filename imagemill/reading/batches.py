@@ -19,7 +19,7 @@ from imagemill.reading.latents import Fit, fit_latent, latent_factors
 from imagemill.reading.plan import Piece
 from imagemill.reading.published import CONNECTIONS, SAMPLES_AHEAD, PublishedTars
 from imagemill.reading.samples import Tars, chosen_suffixes, decode_members, read_members, short_name
-from imagemill.reading.sets import Bucket
+from imagemill.reading.sets import Bucket, parts_of
 
 Crop = Literal["center", "random"]
 Captions = Literal["first", "random"]
@@ -91,27 +91,19 @@ class BatchReader:
         """Read pieces as batches, in order."""
         # One buffer for all batches of an iteration: with new memory for each sample of 700 kB, four fifths of the time
         # went to page faults.
-        if any(isinstance(part.tars, PublishedTars) for bucket in self.buckets for part in bucket.parts):
+        if any(isinstance(part.tars, PublishedTars) for part in parts_of(self.buckets)):
             yield from self._fetched(pieces)
             return
         buffer = memoryview(b"")
         for piece in pieces:
             lines = self._lines(piece)
-            tars = self._tars(piece)
+            tars = self.buckets[piece.bucket].tars_of(piece.rows)
             if len(buffer) < (needed := sum(line.size for line in lines)):
                 buffer = np.empty(needed, np.uint8).data
             yield self._batch(piece, lines, self._read(piece, lines, tars, buffer))
 
     def _lines(self, piece: Piece) -> list[IndexLine]:
         return [self.buckets[piece.bucket].lines[row] for row in piece.rows]
-
-    def _tars(self, piece: Piece) -> list[Tars]:
-        """Return the tars of each sample: those of its place, if the bucket has several."""
-        parts = self.buckets[piece.bucket].parts
-        if len(parts) == 1:
-            return [parts[0].tars] * len(piece.rows)
-        ends = np.cumsum([len(part.lines) for part in parts])
-        return [parts[n].tars for n in np.searchsorted(ends, piece.rows, side="right")]
 
     def _read(
         self, piece: Piece, lines: Sequence[IndexLine], tars: Sequence[Tars], buffer: memoryview
@@ -132,7 +124,7 @@ class BatchReader:
             try:
                 for piece in pieces:
                     lines = self._lines(piece)
-                    tars = self._tars(piece)
+                    tars = self.buckets[piece.bucket].tars_of(piece.rows)
                     futures = [pool.submit(self._fetch, piece, *each) for each in zip(lines, tars, strict=True)]
                     waiting.append((piece, lines, futures))
                     pending += len(lines)

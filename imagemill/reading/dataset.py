@@ -25,7 +25,7 @@ from imagemill.reading.latents import Fit
 from imagemill.reading.plan import BUFFER, BucketLayout, Order, Piece, Plan, Tail
 from imagemill.reading.published import Version
 from imagemill.reading.samples import short_name
-from imagemill.reading.sets import Bucket, Places, SetIds, Source, empty_caption, open_sources, sources_of
+from imagemill.reading.sets import Bucket, Places, SetIds, Source, empty_caption, open_sources, parts_of, sources_of
 
 if TYPE_CHECKING:
     from imagemill.reading.loader import BatchPipeline, ShardLoader
@@ -318,11 +318,11 @@ def _sets_of(sources: Sequence[Source]) -> dict[str, Any]:
 
 def _pinned(sources: tuple[Source, ...], sets: Any) -> tuple[Source, ...]:
     """Return the sources with the published sets of a state, as far as it names some."""
-    named = [sets] if len(sources) == 1 else sets
-    if not sets or len(named) != len(sources):
+    named = sets if isinstance(sets, list) else [sets]
+    if len(named) != len(sources):  # of other places, as their digests will tell
         return sources
     return tuple(
-        source._replace(sets=ids) if isinstance(source, Version) and ids and ids != source.sets else source
+        source._replace(sets=ids) if isinstance(source, Version) and ids else source
         for source, ids in zip(sources, named, strict=True)
     )
 
@@ -332,13 +332,16 @@ def _digest_of(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 
 def _layout(bucket: Bucket, repeats: bool) -> BucketLayout:
-    # Tars of several places have equal names.
-    tars = ((n, shard.name) for n, part in enumerate(bucket.parts) for shard in part.manifest.shards)
-    numbers = {tar: number for number, tar in enumerate(tars)}
-    found = [numbers[n, line.shard] for n, part in enumerate(bucket.parts) for line in part.lines]
-    shards = np.array(found, np.int64)
+    shards: list[int] = []
+    first = 0
+    for part in bucket.parts:  # tars of several places have equal names
+        numbers = {shard.name: number for number, shard in enumerate(part.manifest.shards, first)}
+        shards += [numbers[line.shard] for line in part.lines]
+        first += len(numbers)
     return BucketLayout(
-        bucket.name, shards, np.array([line.repeats or 1 for line in bucket.lines], np.int64) if repeats else None
+        bucket.name,
+        np.array(shards, np.int64),
+        np.array([line.repeats or 1 for line in bucket.lines], np.int64) if repeats else None,
     )
 
 
@@ -377,7 +380,7 @@ def _node(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def _warn_of_poor_use(buckets: Sequence[Bucket]) -> None:
     """Warn if latents of the images' own size serve training poorly at the bucket's size."""
-    for bucket in [part for each in buckets for part in each.parts]:
+    for bucket in parts_of(buckets):
         if bucket.manifest.crop and is_poor(bucket.manifest.crop):
             warnings.warn(f"{bucket.folder.name}: {use_line(bucket.manifest.crop)}. {POOR_USE}", stacklevel=3)
 

@@ -19,7 +19,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,10 @@ class Bucket:
         """The sets that it consists of: itself, or those of several places."""
         return (self,)
 
+    def tars_of(self, rows: np.ndarray) -> list[Tars]:
+        """Return the tars with each of these samples, given by their numbers in `lines`."""
+        return [self.tars] * len(rows)
+
     def digest(self) -> str:
         """Return a digest of the live samples, their contents and positions.
 
@@ -120,9 +124,19 @@ class JoinedBucket(Bucket):
         """The sets, in the order of their places."""
         return self.sets
 
+    def tars_of(self, rows: np.ndarray) -> list[Tars]:
+        """Return the tars of each sample's place."""
+        ends = np.cumsum([len(one.lines) for one in self.sets])
+        return [self.sets[n].tars for n in np.searchsorted(ends, rows, side="right")]
+
     def digest(self) -> str:
         """Return the digests of the sets, in the order of their places."""
         return " ".join(one.digest() for one in self.sets)
+
+
+def parts_of(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Return the sets that buckets consist of."""
+    return [part for bucket in buckets for part in bucket.parts]
 
 
 # Places where sets lie: a folder, or a URL; or several of them, such as those of shares.
@@ -150,10 +164,10 @@ def sources_of(
         MissingInput: see `open_version`.
     """
     given = [places] if isinstance(places, str | Path) else list(places)
-    if set_id is None or isinstance(set_id, Mapping):
-        ids = [set_id] if len(given) == 1 else [None] * len(given) if set_id is None else []
+    if set_id is None:
+        ids: list[Mapping[str, str] | None] = [None] * len(given)
     else:
-        ids = list(set_id)
+        ids = [set_id] if isinstance(set_id, Mapping) else list(set_id)
     if len(ids) != len(given):
         raise WrongUsage(
             f"set_id does not go with {counted(len(given), 'place')}",
@@ -289,7 +303,7 @@ def _checked(buckets: tuple[Bucket, ...], *, allow_preview: bool, verify: bool) 
 
 def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
     """Return the state of the empty caption of a text kind, see `ShardSet.empty_caption`."""
-    buckets = [part for bucket in buckets for part in bucket.parts]
+    buckets = parts_of(buckets)
     states = {bucket.manifest.empty_captions.get(kind): bucket for bucket in buckets}
     if found := [content for content in states if content is None]:
         where, known = states[found[0]].folder, {kind for bucket in buckets for kind in bucket.manifest.empty_captions}
@@ -320,7 +334,7 @@ def empty_caption(buckets: Sequence[Bucket], kind: str) -> np.ndarray:
 def refuse_twice(buckets: Sequence[Bucket], *, in_places: bool = False) -> None:
     """Raise ImagemillError if an id is live twice, in one bucket or in two; `in_places`: which are not all of one place."""
     seen: dict[str, Bucket] = {}
-    for bucket in [part for each in buckets for part in each.parts]:
+    for bucket in parts_of(buckets):
         for line in bucket.lines:
             if (other := seen.setdefault(line.image_id, bucket)) is not bucket:
                 raise (_in_two_places if in_places else _live_twice)(line.image_id, other, bucket)
@@ -428,9 +442,7 @@ class ShardSet(Mapping[str, dict[str, Any]]):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.buckets = tuple(buckets)
         refuse_twice(self.buckets)
-        self._places = {
-            line.image_id: (part, line) for bucket in buckets for part in bucket.parts for line in part.lines
-        }
+        self._places = {line.image_id: (part, line) for part in parts_of(buckets) for line in part.lines}
 
     @classmethod
     def open(

@@ -4,7 +4,7 @@ The settings are declared in config.py; YAML files are read in safe_yaml.py.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -33,6 +33,21 @@ class _Fault(NamedTuple):
     what: str
     why: str | None
     do: str
+
+
+def described(settings: msgspec.Struct, unset: msgspec.Struct, added: Collection[str]) -> str:
+    """Return settings as a digest contains them: their repr, without those that came after the digest while they are unset.
+
+    So the digest stays the same for upgraded data roots.
+
+    Args:
+        settings: the settings.
+        unset: settings of the same type, of which those that came later are unset.
+        added: names of those that came later.
+    """
+    values = ((name, getattr(settings, name)) for name in settings.__struct_fields__)
+    shown = (f"{name}={value!r}" for name, value in values if name not in added or value != getattr(unset, name))
+    return f"{type(settings).__name__}({', '.join(shown)})"
 
 
 def convert_settings(

@@ -179,6 +179,7 @@ def test_what_is_no_share(tmp_path, share):
 
     assert done.code == 2
     assert f"--share {share} is no share" in done.text
+    assert not root.state.exists()
     root.config_file.write_text(f"share: '{share}'\n")
     done = called(root, "run", "--approved", images)
     assert done.code == 2

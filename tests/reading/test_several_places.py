@@ -211,5 +211,8 @@ def test_places_of_both_kinds(roots, monkeypatch):
             ShardSet.open([urls[0], "s3://copies/cats"], object_storage=STORAGE)
         assert "training/share0" in str(refused.value)
         assert "copies/cats" in str(refused.value)
+        for other in (urls[0], urls):
+            with pytest.raises(WrongUsage, match="samples was"):
+                ShardDataset(other, **OPTIONS, object_storage=STORAGE).load_state_dict(state)
         with pytest.raises(WrongUsage, match="set_id does not go with 3 places"):
             ShardDataset(places, **OPTIONS, object_storage=STORAGE, set_id=state["sets"][0])

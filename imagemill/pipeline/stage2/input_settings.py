@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from imagemill.config import Config, read_share
+from imagemill.config import Config
 from imagemill.domain.inputs import HDR_TRANSFER, SRGB
 from imagemill.errors import Refused, WrongUsage
 from imagemill.formats.images import read_facts
@@ -52,16 +52,8 @@ def apply_inputs(config: Config, approved: Folder, ledger: Ledger) -> list[str]:
     return list(changes(recorded, wanted))
 
 
-def take_share(config: Config, ledger: Ledger, share: str) -> None:
-    """Record a share that was given on the command line.
-
-    Raises:
-        WrongUsage: if the configuration has another one, or as `apply_inputs`.
-    """
-    if config.share is not None and read_share(config.share, "share") != share:
-        raise WrongUsage(
-            f"--share {share} contradicts share: {config.share} in imagemill.yaml", do="leave one of them out"
-        )
+def take_share(ledger: Ledger, share: str) -> None:
+    """Record a share that was given on the command line. Raises as `apply_inputs`."""
     recorded = recorded_inputs(ledger.setting)
     if recorded.share != share:
         _refuse_another_share(recorded.share, share, ledger)
@@ -69,7 +61,7 @@ def take_share(config: Config, ledger: Ledger, share: str) -> None:
 
 
 def _refuse_another_share(recorded: str, wanted: str, ledger: Ledger) -> None:
-    if recorded or ledger.sources():
+    if recorded or ledger.source_ids():
         has = f"the share {recorded}" if recorded else "all images"
         raise WrongUsage(
             f"this data root has {has}; share {wanted} is another one",
