@@ -10,19 +10,23 @@ Private names of Dagster 1.13 are used. If one is missing, a message goes to std
 tests/dagster_project/internals/test_storage.py compares every table with stock storage's after the same runs.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster import DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from filelock import FileLock
-from sqlalchemy import Table, func
-from sqlalchemy.engine import Connection
+from sqlalchemy import Table, create_engine, func
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.elements import ColumnElement
 
 from dagster_project.internals.batched_events import BatchedEventLog, SqlEventLogStorageTable, last_of_each_asset
@@ -41,14 +45,51 @@ LOCK_SECONDS = 60
 LOCK_NAME = ".lock"  # held while a process opens the history
 
 
+def _read_migrations_once() -> None:
+    """Keep the migrations of Dagster's databases, of which stock storage reads every file again for each new database."""
+    read = ScriptDirectory.from_config
+    known: dict[str, ScriptDirectory] = {}
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location") or ""
+        if place not in known:
+            known[place] = read(config)
+        return known[place]
+
+    ScriptDirectory.from_config = from_config
+
+
+_read_migrations_once()
+
+
+@functools.lru_cache(maxsize=32)
+def _engine(address: str) -> Engine:
+    """Return the engine of a database, which holds no connection.
+
+    Stock storage makes an engine for each statement, and SQLAlchemy then compiles the statement again.
+    """
+    return create_engine(address, poolclass=NullPool, connect_args={"timeout": LOCK_SECONDS})
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Connection]:
+    """Open a database for one transaction."""
+    with _engine(address).connect() as connection, connection.begin():
+        yield connection
+
+
 class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     """SQLite event log storage with one transaction per batch of asset events, and cached partition keys."""
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with interrupts_held(), super()._connect(shard) as connection:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {1000 * LOCK_SECONDS}")
-            yield connection
+        with interrupts_held(), self._db_lock:
+            address = self.conn_string_for_shard(shard)
+            if shard not in self._initialized_dbs:
+                self._initdb(_engine(address))
+                self._initialized_dbs.add(shard)
+            with _connected(address) as connection:
+                yield connection
 
     def _store_together(self, events: Sequence[EventLogEntry]) -> None:
         assert SqlEventLogStorageTable is not None
@@ -121,7 +162,7 @@ class BatchSqliteStorage(DagsterSqliteStorage):
     def _open(self, base_dir: str, inst_data: ConfigurableClassData | None) -> None:
         super().__init__(base_dir, inst_data)
         for storage in (self._run_storage, self._schedule_storage):
-            storage._conn_string += f"?timeout={LOCK_SECONDS}"  # for each engine that the storage creates
+            storage.connect = functools.partial(_connected, storage._conn_string)
         if _event_logs_directory is not None:
             self._event_log_storage = BatchSqliteEventLogStorage(_event_logs_directory(base_dir))
 
