@@ -22,7 +22,8 @@ from imagemill.pipeline.stage2.caption import (
     look_again,
     lost_caption,
 )
-from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker, lost_row
+from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedWorker
+from imagemill.pipeline.stage2.examine import lost_row
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.regenerate import regenerate, resume
 from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable

@@ -21,7 +21,7 @@ from io_managers.tar import TarIOManager
 from resources.captioner import CaptionerResource
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
-from resources.engine import Engine, LocalProcesses
+from resources.engine import ConfiguredEngine, LocalProcesses
 from resources.summarizer import SummarizerResource
 
 DEPLOYMENT_VARIABLE = "IMAGEMILL_DEPLOYMENT"
@@ -37,7 +37,7 @@ def local_resources(path: str | None = None) -> Resources:
         "encoders": Encoders(data_root=data_root, overrides={}),
         "captioner": CaptionerResource(data_root=data_root),
         "summarizer": SummarizerResource(data_root=data_root, kind="", overrides={}),
-        "engine": Engine(),
+        "engine": ConfiguredEngine(data_root=data_root, accept_node=""),
         # Hidden from the launchpad: each asset sets the number of workers from its own options.
         "processes": dg.ResourceDefinition.hardcoded_resource(LocalProcesses(workers=1)),
         "npy_io": NpyIOManager(data_root=data_root),

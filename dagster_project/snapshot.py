@@ -45,7 +45,7 @@ from imagemill.validation.shard_sets import is_verified, set_folders
 FORMAT = 1
 
 # Settings that came after the digest, see `described`.
-_ADDED = {"limits", "name", "object_storage", "push", "share"}
+_ADDED = {"engine", "limits", "name", "object_storage", "push", "share"}
 
 
 class Ended(Protocol):

@@ -54,6 +54,7 @@ from resources.captioner import CaptionerResource
 from resources.dagster_internals.tags import PARTITION_TAG
 from resources.data_root import DataRootResource
 from resources.encoders import Encoders
+from resources.engine import ConfiguredEngine
 from resources.keys import ROOT_TAGS, asset_key, op_name
 
 _DEFINITIONS = {"raw_dataset": datasets, "rescale_preset": presets, "derived_preset": coord_presets}
@@ -172,6 +173,7 @@ class CommandSession:
         regenerate: Sequence[str] = (),
         recaption: bool = False,
         packs: bool = False,
+        accept_node: str | None = None,
     ) -> None:
         """Embed images whose files are missing, invalid or stale, in name order, a few thousand images per run.
 
@@ -182,11 +184,13 @@ class CommandSession:
             regenerate: kinds to regenerate; regenerations begun earlier continue.
             recaption: caption again the images that another captioner, or another prompt, has captioned.
             packs: whether the command writes shards afterwards, which also need disk space.
+            accept_node: node of the cluster that is right where nodes differ.
 
         Raises:
             MissingInput: if one of `ids` is not an image of `approved/`.
             ModelMismatch: if a configured model is not the recorded one.
             ModelUnusable: for a model of a kind that has work, and for the captioner's.
+            WrongUsage, ClusterUnusable, NotTrusted: if the configured cluster cannot be joined, and a kind has work.
             NotEnoughSpace: by the forecast.
 
         All errors are raised before any image is opened.
@@ -215,6 +219,8 @@ class CommandSession:
             for spec, of_kind in jobs.items():  # refuse an unusable model before the first image is opened
                 if any(job.needs_model for job in of_kind):
                     self.encoders.look_up(spec)
+            if any(job.needs_model for of_kind in jobs.values() for job in of_kind):
+                ConfiguredEngine(data_root=self._data_root, accept_node="").check()
             self._check_space(jobs, packs)
             for spec in (spec for spec, of_kind in jobs.items() if not of_kind):  # no step sweeps its folder
                 inventory.store(spec).sweep()
@@ -223,7 +229,7 @@ class CommandSession:
             unreported = self._unreported(passes.specs, ledger, chosen) if limit is None else set()
         ids = sorted({*ids_of(jobs), *unreported})
         register(self.instance, images, sorted({*scan.sources, *ids}))
-        self._embed_in_ranges(passes, ids, recaption)
+        self._embed_in_ranges(passes, ids, recaption, _engine(accept_node))
         self.embedded = embedded_images(ledger.changes())
 
     def _awaited(self, passes: Passes, scan: Scan, chosen: Collection[str], recaption: bool) -> set[str]:
@@ -285,7 +291,9 @@ class CommandSession:
         refresh(self.root, self.session.ledger)
         return restored
 
-    def _embed_in_ranges(self, passes: Passes, ids: Sequence[str], recaption: bool) -> None:
+    def _embed_in_ranges(
+        self, passes: Passes, ids: Sequence[str], recaption: bool, resources: Mapping[str, Any]
+    ) -> None:
         assert images.name
         specs = passes.kinds_to_run()
         up_to = {} if self.up_to is None else {"up_to": self.up_to}
@@ -305,7 +313,8 @@ class CommandSession:
                     {
                         op_name(spec.kind): config | ({"recaption": recaption} if spec.source == "caption" else {})
                         for spec in specs
-                    }
+                    },
+                    resources,
                 ),
             )
 
@@ -425,6 +434,11 @@ def _run_options(by_op: Mapping[str, Mapping[str, Any]], run_config: Mapping[str
         ops[op] = {"config": config}
         tags |= options
     return {"run_config": {"ops": ops, **(run_config or {})}, "tags": tags}
+
+
+def _engine(accept_node: str | None) -> dict[str, Any]:
+    """Return the run configuration of the engine, empty without a node."""
+    return {"resources": {"engine": {"config": {"accept_node": accept_node}}}} if accept_node else {}
 
 
 def _summarizer(kind: str | None) -> dict[str, Any]:

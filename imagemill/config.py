@@ -37,7 +37,7 @@ from imagemill.errors import ImagemillError, MissingInput, UnknownKind, WrongUsa
 from imagemill.fs.blobs import StorageSettings
 from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.kinds import KindEntry, chosen_specs
-from imagemill.text.safe_yaml import read_yaml
+from imagemill.text.safe_yaml import YamlDocument, read_yaml
 from imagemill.text.settings import convert_settings
 
 TRANSFORMERS = "transformers"
@@ -177,6 +177,35 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     folder: bool | None = None
 
 
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the processes that run the models of the embedding kinds. All but `kind` belong to `ray`.
+
+    Attributes:
+        kind: `local`: this process, or one process per device of `devices`. `ray`: the nodes of a Ray cluster, of which this
+            computer is one; they need the package and the weights, and share no folder with it.
+        address: `HOST:PORT` of the cluster, or `auto` for the one that runs on this computer.
+        workers: most workers; if unset, as many as the nodes have room for.
+        cpus: processors of a node that each worker asks for.
+        gpus: GPUs that each worker asks for, by name of the pass; 0.5 lets two share one. A pass without an entry uses none.
+        resources: other resources that each worker asks for, by their names in the cluster.
+        in_flight_mb: most megabytes of images and arrays in the process of the run; if unset, 256, or 32 per worker if that is
+            more.
+        ready_timeout: seconds within which the first worker has to be ready.
+        insecure: whether a cluster without a token may be joined over the network; its nodes can run code in the process of the
+            run.
+    """
+
+    kind: Literal["local", "ray"] = "local"
+    address: Annotated[str, msgspec.Meta(min_length=1)] = "auto"
+    workers: Positive | None = None
+    cpus: Annotated[float, msgspec.Meta(ge=0)] = 1
+    gpus: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    resources: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    in_flight_mb: Positive | None = None
+    ready_timeout: Positive = 300
+    insecure: bool = False
+
+
 def _word(value: str | bool | None, on: str) -> str | None:
     """Return a setting that YAML may have read as a Boolean, because `off` and `on` are Booleans there."""
     return value if value is None or isinstance(value, str) else on if value else OFF
@@ -217,6 +246,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         push: URL, `s3://bucket/prefix`, to which the asset `published_shards` publishes the shards after packing; if unset, there
             is no such asset.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
+        engine: processes that run the models of the embedding kinds.
         share: `I/N`, from `0/N` to `N-1/N`: take only the images of `approved/` with this share's ids, so that N data roots
             divide the images of one folder. A data root keeps the share of its first run.
     """
@@ -246,6 +276,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     object_storage: StorageSettings = StorageSettings()
     push: str | None = None
     licence: str | None = None
+    engine: EngineSettings = EngineSettings()
     share: str | None = None
 
     def encoder(self, spec: EmbeddingSpec) -> EncoderSettings:
@@ -342,11 +373,39 @@ def _read(path: Path, _: FileSignature) -> Config:
         )
     if config.share is not None:
         read_share(config.share, f"{path.name} line {document.line(['share'])}: share {config.share!r}", path)
+    _check_engine(config, path, document)
     for kind, spec in specs.items():
         given, place = config.encoders.get(kind, {}), ("encoders", kind)
         convert_settings(given, spec.settings_class, where=path, line=document.line, place=place)
     check_kind(config.summarizer.kind, where=f"{path}, summarizer.kind")
     return _with_prompts_from(path.parent, config)
+
+
+def _check_engine(config: Config, path: Path, document: YamlDocument) -> None:
+    """Raise WrongUsage for a setting that the chosen kind of engine does not have, or that contradicts it."""
+    engine = config.engine
+    if engine.kind == "local":
+        given = [name for name in engine.__struct_fields__ if getattr(engine, name) != getattr(EngineSettings(), name)]
+        if given:
+            raise WrongUsage(
+                f"{path.name} line {document.line(['engine', given[0]])}: engine.{given[0]} belongs to engine.kind: ray",
+                where=path,
+                do=f"add `kind: ray`, or remove engine.{given[0]}; `devices` sets the workers of this machine",
+            )
+        return
+    places = [("encoders", kind, "device") for kind in config.encoders]
+    named: list[tuple[str, ...]] = [
+        place for place in places if str(config.encoders[place[1]].get("device", "")).startswith("cuda:")
+    ]
+    if config.devices is not None:
+        named.insert(0, ("devices",))
+    if named:
+        setting, line = ".".join(named[0]), document.line(named[0])
+        raise WrongUsage(
+            f"{path.name} line {line}: {setting} names GPUs of this machine, and engine.kind is ray",
+            where=path,
+            do=f"remove {setting}; engine.gpus says how many GPUs a worker of each pass asks for",
+        )
 
 
 def _is_encoding(name: str) -> bool:

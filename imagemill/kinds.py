@@ -60,6 +60,12 @@ def chosen_specs(entries: Iterable[KindEntry] | None, *, where: Path) -> tuple[E
     return tuple(specs)
 
 
+def spec_named(kind: str, declared_as: str | None = None) -> EmbeddingSpec:
+    """Return a kind of this name; `declared_as`: its name in its package, if a data root gives it another. Raises UnknownKind."""
+    spec = _spec(declared_as or kind, Path("kinds"))
+    return spec.named(kind) if declared_as else spec
+
+
 def _named(entry: KindEntry, where: Path) -> tuple[str, str]:
     """Return the name of a kind in this data root, and the kind."""
     if isinstance(entry, str):

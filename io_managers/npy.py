@@ -18,7 +18,8 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.leases import Leased
-from imagemill.pipeline.stage2.embed import EmbeddingStream, EmbedRow
+from imagemill.pipeline.stage2.embed import EmbeddingStream
+from imagemill.pipeline.stage2.examine import EmbedRow
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, regeneration_progress
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import count_rows, publish_on_thread

@@ -1,8 +1,10 @@
-"""Execution engines: one method distributes keys to workers, in this process or in several.
+"""Execution engines: one method distributes keys to workers, in this process, in several, or on the nodes of a cluster.
 
-Workers are implemented in imagemill/pipeline/; the device of a model is set in imagemill.yaml.
+Workers are implemented in imagemill/pipeline/; `engine` and the device of a model are set in imagemill.yaml.
+Spec: docs/spec/engines.md
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from imagemill.store.trust import ENGINE, config_demands, refuse_untrusted
+from resources.data_root import DataRootResource
 from resources.local_pool import WorkerDied, run_on_processes
 
 
@@ -69,6 +73,88 @@ class Engine(dg.ConfigurableResource):
             options=each,
             lost_key=row if lost_key else None,
         )
+
+
+class ConfiguredEngine(Engine):
+    """The engine of `engine` in imagemill.yaml, for passes whose workers can run on other machines; other passes run here."""
+
+    data_root: dg.ResourceDependency[DataRootResource]
+    accept_node: str = Field(
+        "", description="With engine.kind ray, if nodes would not make the same files: name of the node that is right."
+    )
+
+    def map_devices(
+        self,
+        worker_class: type[Any],
+        keys: Sequence[Any],
+        *,
+        each: Sequence[Mapping[str, Any]],
+        batch_size: int,
+        lost_key: Callable[[Any, str], Any] | None = None,
+    ) -> Iterator[Any]:
+        """Yield one row per key, from the workers of the configured engine.
+
+        Raises:
+            WrongUsage, ClusterUnusable, NotTrusted: as `check`.
+            NoWorkers, NodesDiffer: as `RayPool.stream`.
+        """
+        settings = self.data_root.session.config.engine
+        pass_class = None if settings.kind == "local" else _passes_elsewhere().get(worker_class)
+        if pass_class is None:
+            yield from super().map_devices(worker_class, keys, each=each, batch_size=batch_size, lost_key=lost_key)
+            return
+        if not keys:
+            return
+        self.check()
+        from resources.ray_pool import RayPool, WorkerDemand
+
+        (options,) = each
+        task = pass_class(options, decode_threads=max(1, int(settings.cpus)), gpus=settings.gpus)
+        demand = WorkerDemand(
+            cpus=settings.cpus,
+            gpus=task.gpus,
+            resources=settings.resources,
+            workers=settings.workers,
+            ready_timeout=settings.ready_timeout,
+            in_flight_bytes=settings.in_flight_mb and settings.in_flight_mb * 1_000_000,
+            accept_node=self.accept_node or None,
+        )
+        try:
+            yield from RayPool(task, demand, _note).stream(keys)
+        except (
+            KeyboardInterrupt
+        ) as interrupt:  # in Ray's calls, it takes the place of the exception of the signal's handler
+            raise dg.DagsterExecutionInterruptedError from interrupt
+
+    def check(self) -> None:
+        """Join the configured cluster, if there is one and this process is no part of it yet.
+
+        Raises:
+            WrongUsage, ClusterUnusable: as `ray_cluster.join`.
+            NotTrusted: if the data root's own file names the cluster, and the user has not consented.
+        """
+        settings, root = self.data_root.session.config.engine, self.data_root.root()
+        if settings.kind == "local":
+            return
+        from resources.ray_cluster import IN_FLIGHT_BYTES, join
+
+        if file := self.data_root.own_config_file():
+            demands = [demand for demand in config_demands(file) if demand.setting == ENGINE]
+            refuse_untrusted(demands, root, "name a file by --config, or use engine.address: auto")
+        least = IN_FLIGHT_BYTES if settings.in_flight_mb is None else settings.in_flight_mb * 1_000_000
+        join(settings.address, insecure=settings.insecure, least_memory=least, where=root.config_file)
+
+
+def _passes_elsewhere() -> dict[type[Any], type[Any]]:
+    """Return the passes that other machines can work on, by the class of their workers here."""
+    from imagemill.pipeline.stage2.embed import EmbedWorker
+    from imagemill.pipeline.stage2.embed_remote import EmbedPass
+
+    return {EmbedWorker: EmbedPass}
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class LocalProcesses(Engine):

@@ -49,7 +49,9 @@ SLOW = {
     "rescale",
     "scale",
     "ui_start",
+    "device_busy",
     "device_scaling",
+    "migration",
 }
 
 

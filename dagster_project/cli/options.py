@@ -20,6 +20,12 @@ Command = Callable[..., Any]
 
 fail_on_skip = click.option("--fail-on-skip", is_flag=True, help="Exit 1 if any input was refused.")
 
+accept_node = click.option(
+    "--accept-node",
+    metavar="NODE",
+    help="With engine.kind ray, if nodes would not make the same files: the node that is right.",
+)
+
 
 def _note(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     """Put the data root and the configuration file into the environment, then the configured embedding kinds into use.

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from dagster_project.cli.options import fail_on_skip, root_options
+from dagster_project.cli.options import accept_node, fail_on_skip, root_options
 from imagemill.config import read_share
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.passes import Passes, pass_names
@@ -38,6 +38,7 @@ def split_names(context: click.Context, option: click.Parameter, given: str) -> 
     is_flag=True,
     help="Renamed images take over the captions and records of their earlier names, which end.",
 )
+@accept_node
 @fail_on_skip
 @root_options
 def command(
@@ -46,6 +47,7 @@ def command(
     share: str | None,
     passes: tuple[str, ...],
     accept_renames: bool,
+    accept_node: str | None,
     fail_on_skip: bool,
 ) -> None:
     """Bring everything up to date: only what is missing, invalid or stale is made."""
@@ -66,7 +68,7 @@ def command(
         chosen = Passes.named(passes)
         if accept_renames:
             work.accept_renames()
-        work.embed(chosen, packs=True)
+        work.embed(chosen, packs=True, accept_node=accept_node)
         if work.interrupted:
             work.write_records(chosen)
         else:

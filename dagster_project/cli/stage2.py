@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import click
 
 from dagster_project.cli.exit_codes import leave_if_ended
-from dagster_project.cli.options import OneOf, fail_on_skip, options, root_options
+from dagster_project.cli.options import OneOf, accept_node, fail_on_skip, options, root_options
 from dagster_project.cli.run import split_names
 from imagemill.domain.embedding_specs import T5, embedding_specs
 from imagemill.errors import WrongUsage
@@ -54,6 +54,7 @@ def _regenerated(context: click.Context, option: click.Parameter, given: Sequenc
 )
 @click.option("--rollback", is_flag=True, help="Only put the Stage 1 file back; the version 2 file is kept beside it.")
 @options(RollbackOptions)
+@accept_node
 @fail_on_skip
 @root_options
 def command(
@@ -67,6 +68,7 @@ def command(
     verify: bool,
     rollback: bool,
     options: RollbackOptions,
+    accept_node: str | None,
     fail_on_skip: bool,
 ) -> None:
     """Make the missing embeddings and write the records, from Stage 1 ones too. Resume = run again."""
@@ -92,7 +94,7 @@ def command(
     if missing := set(regenerate) - possible:
         raise WrongUsage(f"--regenerate {missing.pop()} needs its pass", do="leave --pass out, or name that pass too")
     with open_command(session) as work:
-        work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption)
+        work.embed(chosen, limit=limit, regenerate=kinds, recaption=recaption, accept_node=accept_node)
         work.write_records(chosen)
         sys.exit(report(work, fail_on_skip=fail_on_skip))
 

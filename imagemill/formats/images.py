@@ -26,7 +26,7 @@ from imagemill.formats.colour import (
     read_description,
     to_srgb,
 )
-from imagemill.fs.folders import File
+from imagemill.fs.folders import File, SourceFile
 
 # Accepted formats, for any file name. Pillow opens many more, and for some it starts other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -347,7 +347,7 @@ def heif_is_installed() -> bool:
     return find_spec("pi_heif") is not None
 
 
-def header_size(path: File) -> tuple[int, int]:
+def header_size(path: SourceFile) -> tuple[int, int]:
     """Return (height, width) in pixels after EXIF orientation, read from the file's header without decoding pixels.
 
     The orientation of a PNG that stores it behind its pixels is ignored. Raises the errors of `decode_rgb`, also if the header

@@ -200,7 +200,7 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
     """
     data = _read(path)
     header = _check_header(data, len(data), tuple(shape), dtype, path)
-    if not _all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
+    if not all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
         raise InvalidNpy("non_finite", path, "NaN or infinity among the values")
     return fingerprint(memoryview(data))
 
@@ -290,9 +290,10 @@ def _parse_header(head: bytes | bytearray | memoryview, path: Path | Location) -
     return _Header(shape, dtype, fortran_order, stream.tell())
 
 
-def _all_finite(values: np.ndarray) -> bool:
+def all_finite(values: np.ndarray) -> bool:
+    """Return whether an array has neither NaN nor infinity; of a structured array, in none of its fields."""
     if values.dtype.names:
-        return all(_all_finite(values[name]) for name in values.dtype.names)
+        return all(all_finite(values[name]) for name in values.dtype.names)
     if values.dtype.kind not in "fc" or not values.size:
         return True
     if values.dtype == np.float16:

@@ -146,8 +146,45 @@ class ObjectFolder:
             yield from page
 
 
+@dataclass(frozen=True)
+class SentFile:
+    """A file that another process sent, in memory."""
+
+    name: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read_bytes(self, expect: FileSignature | None = None) -> bytes:
+        """Return the bytes, which the sender has compared with the signature that it expected."""
+        return self.data
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Return a binary file."""
+        assert mode == "rb"
+        return io.BytesIO(self.data)
+
+
+@dataclass(frozen=True)
+class SentFolder:
+    """Files that another process sent, by their names in its folder."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def __truediv__(self, name: str) -> SentFile:
+        """Return a file. Raises FileNotFoundError for one that was not sent."""
+        if name not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "not among the files that were sent to this process", name)
+        return SentFile(name, self.files[name])
+
+
 Folder = Path | ObjectFolder
 File = Path | ObjectFile
+
+# What workers read, on any machine.
+SourceFolder = Folder | SentFolder
+SourceFile = File | SentFile
 
 
 def tag_of(signature: FileSignature) -> str | None:
@@ -165,9 +202,9 @@ def is_folder(folder: Folder) -> bool:
     return not isinstance(folder, Path) or folder.is_dir()
 
 
-def file_bytes(file: File, expect: FileSignature | None = None) -> bytes:
+def file_bytes(file: SourceFile, expect: FileSignature | None = None) -> bytes:
     """Return the bytes of a file; of an object, only those with the signature `expect`. Raises OSError."""
-    return file.read_bytes(expect) if isinstance(file, ObjectFile) else read_whole(file)
+    return read_whole(file) if isinstance(file, Path) else file.read_bytes(expect)
 
 
 def signed_bytes(file: File) -> tuple[bytes, FileSignature]:

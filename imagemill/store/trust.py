@@ -47,7 +47,7 @@ _NAMES_OF_CODE = frozenset({"()", "class", "class_name", "ext", "factory", "modu
 
 # Settings of imagemill.yaml that send data elsewhere.
 _SENDING = (("object_storage", "endpoint"), ("push",), ("engine", "address"))
-SUMMARIZER = "summarizer.kind"
+SUMMARIZER, ENGINE = "summarizer.kind", "engine.address"
 OF_STORAGE = frozenset({"object_storage.endpoint", "push"})
 
 

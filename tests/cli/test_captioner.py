@@ -142,7 +142,7 @@ def test_replaced_image_gets_a_new_caption(root):
     assert {image_id for image_id in after if after[image_id] != before[image_id]} == {"photo0001"}
 
 
-@pytest.mark.parametrize("passes", [("run",), ("stage2", "--pass", "t5")])
+@pytest.mark.parametrize("passes", [("run",), pytest.param(("stage2", "--pass", "t5"), marks=pytest.mark.soak)])
 def test_caption_of_the_earlier_image_is_not_packed(root, passes):
     """The captioner is off in the second run. Spec: docs/spec/conventions.md#staleness"""
     product(root, "run")

@@ -49,7 +49,7 @@ def test_error_for_a_changed_model_names_the_command_to_regenerate(root):
     assert "--regenerate vae_latents" in said
 
 
-@pytest.mark.parametrize("name", ["vae_latents", "vae"])
+@pytest.mark.parametrize("name", [pytest.param("vae_latents", marks=pytest.mark.soak), "vae"])
 def test_exactly_the_files_of_that_kind_are_regenerated(root, name):
     before, old = snapshot(root.derived), model_keys(root)
 

@@ -77,7 +77,9 @@ def leftovers(root):
     ]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
+)
 def test_stopped_pass_leaves_only_its_files_and_their_records(data_root, undisturbed, number, code):
     """Images finished but not yet published at the signal are included. A running model call is not completed."""
     process = begin(data_root, "stage2", "--pass", "t5")

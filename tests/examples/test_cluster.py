@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+import yaml
 
 from tests.docs.console import ROOT
 
@@ -88,3 +89,22 @@ def test_options_of_slurm_precede_the_first_command():
     options = [line for line in lines[:first] if line.startswith("#SBATCH")]
     assert [line for line in lines if line.startswith("#SBATCH")] == options
     assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)?", line) for line in options)
+
+
+def test_cluster_on_kubernetes_keeps_workers_from_the_head_and_the_data_from_workers():
+    volume, cluster = yaml.safe_load_all((CLUSTER / "kuberay.yaml").read_text())
+    head, (group,) = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    pods = [each["template"]["spec"] for each in (head, group)]
+    (on_head,), (on_worker,) = (pod["containers"] for pod in pods)
+
+    assert volume["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert [mount["mountPath"] for mount in on_head["volumeMounts"]] == ["/data", "/dev/shm"]
+    assert [mount["mountPath"] for mount in on_worker["volumeMounts"]] == ["/dev/shm"]
+    for pod in pods:
+        assert {"name": "shared-memory"}.items() <= pod["volumes"][-1].items()
+        assert pod["volumes"][-1]["emptyDir"]["medium"] == "Memory"
+    for container in (on_head, on_worker):
+        given = {each["name"]: each for each in container["env"]}
+        assert given["RAY_AUTH_MODE"]["value"] == "token"
+        assert given["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "ray-token", "key": "auth_token"}

@@ -52,12 +52,13 @@ def with_encoder(spec, encoder):
     return Spec(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
 
 
-def worker_of(root, spec, *, decode_threads=2, write_threads=2, **settings):
+def worker_of(root, spec, *, decode_threads=2, write_threads=2, donors=None, **settings):
     """Return a worker of a spec that has its encoder already (`with_encoder`)."""
     return EmbedWorker(
         spec=spec, approved=root.approved, store=NpyStore(root.derived / spec.folder, spec),
         recorded_models=models_of(root, spec.kind), preview_root=root.preview_models,
         settings=spec.settings_class(**settings), threads=1, decode_threads=decode_threads, write_threads=write_threads,
+        donors=donors or {},
     )  # fmt: skip
 
 

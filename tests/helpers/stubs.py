@@ -3,10 +3,12 @@
 `python tests/helpers/stubs.py ARGS…` is `imagemill ARGS…` with the stub for every embedding kind and for the captioner; importing
 this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, or as many as the file with this
 absolute path contains, so that a run can be killed in the middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is
-appended per captioned image; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
+appended per captioned image; `IMAGEMILL_STUB_DEADLY` is the caption that kills the process; `IMAGEMILL_STUB_WEIGHTS` names other
+weights; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
 """
 
 import os
+import signal
 import time
 import zlib
 from pathlib import Path
@@ -43,6 +45,7 @@ class StubEncoder:
             preview=settings.model == "preview",
             threads=threads,
             facts={"stub": spec.kind, "model": settings.model}
+            | ({"weights_sha256": weights} if (weights := os.environ.get("IMAGEMILL_STUB_WEIGHTS")) else {})
             | ({"size": settings.size} if hasattr(settings, "size") else {}),
         )
 
@@ -65,6 +68,8 @@ class StubEncoder:
     def prepare(self, item):
         data = item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
         value = zlib.crc32(data) % 1000
+        if isinstance(item, str) and item == os.environ.get("IMAGEMILL_STUB_DEADLY"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(item, str):
             ((mask, truncated),) = StubTokenizer().masks([item])
             return Prepared((value, self.spec.shape(0, 0)), "text", facts={"mask": mask, "truncated": truncated})

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -38,16 +38,14 @@ from imagemill.errors import (
     FULL_DISK,
     DiskFull,
     ImagemillError,
-    InvalidNpy,
     ModelUnusable,
     NonFiniteEmbedding,
     Refused,
     is_disk_full,
 )
-from imagemill.formats.npy import NpyStore, check_npy_header, npy_header
+from imagemill.formats.npy import NpyStore, npy_header
 from imagemill.fs.atomic import write_bytes_atomic
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, has_content
-from imagemill.fs.folders import Folder
+from imagemill.fs.folders import SourceFolder
 from imagemill.fs.owners import act_for
 from imagemill.models import Encoder, Prepared
 from imagemill.pipeline.batch_inference import (
@@ -61,16 +59,23 @@ from imagemill.pipeline.byte_budget import ByteBudget
 from imagemill.pipeline.device_thread import DeviceThread
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
-from imagemill.pipeline.stage2.damage import DAMAGED, damaged_file
+from imagemill.pipeline.stage2.examine import (
+    EmbedRow,
+    Examiner,
+    Needed,
+    failed_row,
+    read_source,
+    row_of,
+    row_of_error,
+    stage_array,
+    wanted_input,
+)
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
-from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, adopted_row
+from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
 from imagemill.pipeline.stage2.reuse import Donors
-from imagemill.pipeline.stage2.stage1 import Unusable, read_vector
 from imagemill.store.inputs import PixelRule
-from imagemill.store.ledger import FileRow, SourceRow
-from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, RecordedModels, empty_caption_file
-
-Outcome = Literal["computed", "linked", "extracted", "restored", "kept", "adopted", "refused", "failed"]
+from imagemill.store.ledger import SourceRow
+from imagemill.store.provenance import ModelIdentity, RecordedModels, empty_caption_file
 
 # Upper bound on the bytes that a pixel counted against `decode_ahead_pixels` takes while it is decoded, rotated and converted to
 # float; three bytes after that.
@@ -95,33 +100,6 @@ _TRIES = 3
 
 
 @dataclass(slots=True)
-class EmbedRow:
-    """The outcome of one job: a few hundred bytes, never pixels.
-
-    `stat`: of the image, None if it is gone. `replaced`: why the previous data was rejected (a file: `truncated`, `stale`, …; a
-    Stage 1 record's vector: `unusable_vector`). `staged`: the temporary file to publish. `calls`: model calls that this row's
-    batch took, on one row of each batch; `divided`: 1 there if the batch did not fit into memory. `identity`: of the model that
-    made the file in this pass.
-    """
-
-    image_id: str
-    outcome: Outcome
-    stat: FileSignature | None
-    source: SourceRow | None = None
-    caption_fingerprint: str | None = None
-    file: FileRow | None = None
-    staged: Path | None = None
-    replaced: str | None = None
-    reason: str = ""
-    detail: str = ""
-    remedy: str = ""
-    calls: int = 0
-    divided: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
-    identity: ModelIdentity | None = None
-
-
-@dataclass(slots=True)
 class _Item:
     """A job inside the worker. `source`: None if the image is gone."""
 
@@ -138,7 +116,7 @@ class EmbedWorker:
     Args:
         spec: the kind.
         approved: folder of images.
-        store: folder of the files.
+        store: folder of the files; None for a worker whose rows carry the arrays, and whose jobs all need the model.
         recorded_models: models of the existing files; a model other than the recorded one is refused before any call.
         preview_root: for the encoder.
         settings: for the encoder.
@@ -146,7 +124,7 @@ class EmbedWorker:
         decode_threads: threads that open and prepare images.
         write_threads: threads that write files.
         decode_ahead_pixels: most pixels of images opened ahead of the model.
-        empty_captions: folder of states of the empty caption; None keeps none.
+        empty_captions: folder of states of the empty caption; None keeps none. Without a store, a row carries the state.
         extract_only: take vectors out of Stage 1 records and load no model.
         regenerate: make every file again, even if a valid one exists.
         owner: the process that publishes the files, if it is another one.
@@ -155,8 +133,8 @@ class EmbedWorker:
     """
 
     spec: EmbeddingSpec
-    approved: Folder
-    store: NpyStore
+    approved: SourceFolder
+    store: NpyStore | None
     recorded_models: RecordedModels
     preview_root: Path
     settings: EncoderSettings
@@ -172,6 +150,16 @@ class EmbedWorker:
     donors: Donors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._examiner = self.store and Examiner(
+            spec=self.spec,
+            approved=self.approved,
+            store=self.store,
+            preview=self.settings.model == PREVIEW,
+            pixels=self.pixels,
+            donors=self.donors,
+            extract_only=self.extract_only,
+            regenerate=self.regenerate,
+        )
         self._encoder: Encoder | None = None
         self._identity: ModelIdentity | None = None
         self._loading = threading.Lock()
@@ -181,6 +169,7 @@ class EmbedWorker:
         self._size = BatchSize(self.settings.batch_size)
         self._ended = 0.0  # when the device finished its last batch
         self._calls = 0  # that rows have reported
+        self._empty_caption: np.ndarray | None = None  # for the next row, without a store
 
     # ---- the stream
 
@@ -189,7 +178,8 @@ class EmbedWorker:
         reuse_freed_memory()
         if self.owner:
             act_for(self.owner)
-        self.store.folder.mkdir(parents=True, exist_ok=True)
+        if self.store:
+            self.store.folder.mkdir(parents=True, exist_ok=True)
         # From the threads: rows of written files, None for a batch that the device has finished, or an error.
         self._rows: SimpleQueue[list[EmbedRow] | BaseException | None] = SimpleQueue()
         self._written: deque[EmbedRow] = deque()
@@ -325,138 +315,28 @@ class EmbedWorker:
 
     def _prepare(self, job: Job) -> _Item | EmbedRow:
         try:
-            return self._examine(job)
+            if self._examiner is None:
+                return self._prepared(Needed(job, *read_source(self.spec, self.approved, job, self.pixels), None))
+            needed = self._examiner.examine(job)
+            return needed if isinstance(needed, EmbedRow) else self._prepared(needed)
         except Refused as refusal:
-            remedy = refusal.do or "replace the image"
-            return EmbedRow(
-                job.image_id, "refused", job.stat, reason=refusal.reason, detail=refusal.what, remedy=remedy
-            )
+            return row_of_error(job, refusal)
         except ImagemillError:  # the model cannot be loaded or is not the recorded one, which stops the pass
             raise
-        except Exception as error:  # disk or memory error: the next run tries this image again
-            return _failure(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
+        except Exception as error:
+            return row_of_error(job, error)
 
-    def _examine(self, job: Job) -> _Item | EmbedRow:
-        """Keep or adopt an existing file, take the vector of a Stage 1 record, or prepare the image for the model."""
-        facts, pixels = job.facts, None
-        if facts is None and job.stat is not None:
-            facts, pixels = inspect_image(self.approved, job, self.pixels.color)
-        if facts and (refused := self.spec.refuses(facts.height, facts.width)):
-            raise Refused(refused.reason, refused.detail, do=refused.remedy)
-        wanted = self._wanted(job, facts)
-        if job.suspect and not self.regenerate and (settled := self._settle(job, facts, wanted)):
-            return settled
-        replaced = None
-        if job.present and not self.regenerate:
-            row, replaced = self._existing(job, facts, wanted)
-            if row:
-                outcome: Outcome = "kept" if any(known.content == row.content for known in job.known) else "adopted"
-                return _row(job, outcome, facts, row)
-        adopted = facts and self.pixels.made_from(None, facts)
-        if job.inline and not self.regenerate and (adopted == wanted or self.extract_only or facts is None):
-            try:
-                vector = read_vector(job.inline, job.image_id)
-                # The vector is copied bit for bit; its model is not recorded.
-                staged = self._staged(job, vector, adopted, None)
-                return _row(job, "extracted", facts, *staged, replaced)
-            except Unusable as unusable:
-                if self.extract_only or job.stat is None:
-                    do = "run imagemill stage2 --pass dinov3" if job.stat else "restore the image, or repair the record"
-                    return _failure(job, "unusable_vector", f"the record's {unusable}", do)
-                replaced = "unusable_vector"
-        elif job.inline and not self.regenerate:
-            replaced = "stale"
-        if linked := self._link(job, facts, wanted, replaced):
-            return linked
-        encoder = self.encoder()
+    def _prepared(self, needed: Needed) -> _Item:
+        """Prepare a job for the model, which is loaded first."""
+        encoder, job = self.encoder(), needed.job
         if self.spec.source == "caption":
             item: np.ndarray | str = job.caption or ""
+        elif needed.pixels is not None:
+            item = needed.pixels
         else:
-            item = pixels if pixels is not None else inspect_image(self.approved, job, self.pixels.color)[1]
+            item = inspect_image(self.approved, job, self.pixels.color)[1]
         use_intraop_threads(1)  # as many threads as cores decode already
-        return _Item(job, facts, encoder.prepare(item), replaced)
-
-    def _settle(self, job: Job, facts: SourceRow | None, wanted: str | None) -> EmbedRow | None:
-        """Keep a suspect file that contains its recorded bytes, or restore it from a shard; None if it has to be made again."""
-        recorded = next((known for known in job.known if known.stat == job.present), None)
-        made_from = wanted if facts or self.spec.source == "caption" else None
-        if recorded is None or (made_from and self._made_from(recorded.source, facts) not in (None, made_from)):
-            return None
-        if has_content(self.store.path(job.image_id), recorded.content):
-            return _row(job, "kept", facts, recorded)
-        copies = (sample.file(self.spec, recorded.content) for sample in job.copies)
-        if data := next((copy for copy in copies if copy is not None), None):
-            staged = self.store.stage_bytes(data)
-            row = msgspec.structs.replace(recorded, stat=file_signature(staged))
-            return _row(job, "restored", facts, row, staged, DAMAGED)
-        if job.stat is None and not job.inline and self.spec.source == "pixels":
-            remedy = "restore the image or a valid copy of the file, then run imagemill again"
-            return _failure(job, DAMAGED, damaged_file(self.spec.kind, job.image_id).detail, remedy)
-        return None
-
-    def _link(self, job: Job, facts: SourceRow | None, wanted: str | None, replaced: str | None) -> EmbedRow | None:
-        """Stage a link to a valid file with the same input, or return None. Spec: docs/spec/stage2.md#reuse."""
-        if wanted is None or self.regenerate or (facts is None and self.spec.source == "pixels"):
-            return None
-        for donor in self.donors.get(wanted, ()):
-            if donor.image_id == job.image_id or (job.suspect and donor.stat == job.present):
-                continue
-            if staged := self._stage_same(donor, facts):
-                file = msgspec.structs.replace(donor, image_id=job.image_id, stat=file_signature(staged))
-                row = _row(job, "linked", facts, file, staged, replaced)
-                row.facts["donor"] = donor.image_id
-                return row
-        return None
-
-    def _stage_same(self, donor: FileRow, facts: SourceRow | None) -> Path | None:
-        """Stage the file of another image if it still has its recorded bytes and the layout of this one."""
-        try:
-            staged = self.store.stage_same(donor.image_id)
-        except FileNotFoundError:
-            return None
-        try:
-            # A link has the signature of the recorded file, which need not be read again.
-            if file_signature(staged) == donor.stat or has_content(staged, donor.content):
-                check_npy_header(staged, *self.spec.layout(*((facts.height, facts.width) if facts else (0, 0))))
-                return staged
-        except InvalidNpy:
-            pass
-        except BaseException:
-            staged.unlink(missing_ok=True)
-            raise
-        staged.unlink(missing_ok=True)
-        return None
-
-    def _wanted(self, job: Job, facts: SourceRow | None) -> str | None:
-        """Return the fingerprint of the input that this job's file must have."""
-        if self.spec.source == "pixels" and facts:
-            return facts.pixel_input(self.pixels.color)
-        return job.caption_fingerprint
-
-    def _made_from(self, source: str | None, facts: SourceRow | None) -> str | None:
-        """Return the input of a file, that of an adopted one if none is recorded."""
-        if self.spec.source == "pixels" and facts:
-            return self.pixels.made_from(source, facts)
-        return source
-
-    def _existing(self, job: Job, facts: SourceRow | None, wanted: str | None) -> tuple[FileRow | None, str | None]:
-        """Return the row of a file that may stay, or the reason for replacing it."""
-        assert job.present
-        row = next((known for known in job.known if known.stat == job.present), None)
-        if row and job.suspect:
-            return None, DAMAGED
-        if row is None or row.source is None:
-            try:
-                content = self.store.check(job.image_id, *((facts.height, facts.width) if facts else (0, 0)))
-            except InvalidNpy as invalid:
-                return None, invalid.reason
-            row = adopted_row(self.store, job.image_id, job.known, content, job.present, wanted)
-            if row.source is None:  # no earlier file had the same bytes
-                if row.model_key == UNKNOWN_PREVIEW and self.settings.model != PREVIEW:
-                    return None, "preview"
-                made_from = self._made_from(None, facts)
-                row = msgspec.structs.replace(row, source=wanted if made_from is None else made_from)
-        return (row, None) if row.source == wanted else (None, "stale")
+        return _Item(job, needed.source, encoder.prepare(item), needed.replaced)
 
     # ---- groups
 
@@ -578,16 +458,16 @@ class EmbedWorker:
         if self.empty_captions is None:
             return
         path = self.empty_captions / empty_caption_file(self.spec.kind, self._identity.key)
-        if not path.exists():
+        if self.store is None:
+            (self._empty_caption,) = encoder.encode([encoder.prepare("")])
+        elif not path.exists():
             (state,) = encoder.encode([encoder.prepare("")])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            header = npy_header(state.shape, state.dtype, preview=self._identity.preview)
-            write_bytes_atomic(path, header + state.tobytes())
+            write_empty_caption(path, state, self._identity)
 
     def _model_failure(self, item: _Item, error: Exception, encoder: Encoder) -> EmbedRow:
         if is_out_of_memory(error) and self._succeeded:
             detail = f"one image of this size does not fit into the memory of {encoder.identity.device}"
-            return _failure(item.job, "out_of_memory", detail, _MORE_MEMORY)
+            return failed_row(item.job, "out_of_memory", detail, _MORE_MEMORY)
         self._failures += not item.job.failed
         if not self._succeeded and self._failures >= _TRIES:
             raise ModelUnusable(
@@ -595,7 +475,7 @@ class EmbedWorker:
                 where=self.approved / item.job.file_name,
                 do="choose another device, dtype or batch_size in imagemill.yaml",
             ) from error
-        return _failure(item.job, "non_finite" if isinstance(error, NonFiniteEmbedding) else "model_error", error)
+        return failed_row(item.job, "non_finite" if isinstance(error, NonFiniteEmbedding) else "model_error", error)
 
     # ---- write threads
 
@@ -616,61 +496,41 @@ class EmbedWorker:
         size = (item.source.height, item.source.width) if item.source else (0, 0)
         expected = self.spec.layout(*size)
         if (array.shape, array.dtype) != expected:
-            return _failure(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
+            return failed_row(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
             return self._stage(item, array, calls, divided)
         except Exception as error:  # disk or memory error: the next run tries this image again
             self._disk_full = self._disk_full or is_disk_full(error)
-            return _failure(item.job, "write_error", error)
+            return failed_row(item.job, "write_error", error)
 
     def _stop_where_full(self) -> None:
         """Raise DiskFull once a write found the disk full, instead of running the model for results that cannot be stored."""
         if self._disk_full:
-            raise DiskFull("the disk is full: No space left on device", where=self.store.folder, do=FULL_DISK)
+            where = self.store and self.store.folder
+            raise DiskFull("the disk is full: No space left on device", where=where, do=FULL_DISK)
 
     def _stage(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
         job = item.job
-        wanted = self._wanted(job, item.source)
-        file, staged = self._staged(job, array, wanted, self._identity)
-        row = _row(job, "computed", item.source, file, staged, item.replaced)
+        if self.store is None:
+            row = EmbedRow(job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, array=array)
+            row.empty_caption, self._empty_caption = self._empty_caption, None
+        else:
+            wanted = wanted_input(self.spec, job, item.source, self.pixels)
+            file, staged = stage_array(self.store, job, array, wanted, self._identity)
+            row = row_of(job, "computed", item.source, file, staged, item.replaced)
         row.calls, row.divided, row.facts, row.identity = calls, divided, item.prepared.facts, self._identity
         return row
 
-    def _staged(
-        self, job: Job, array: np.ndarray, source: str | None, identity: ModelIdentity | None
-    ) -> tuple[FileRow, Path]:
-        """Stage an array and return its row. `identity`: of the model that made the array, None if it is unknown."""
-        preview, model_key = (identity.preview, identity.key) if identity else (False, UNKNOWN)
-        staged = self.store.stage(array, preview=preview)
-        header = npy_header(array.shape, array.dtype, preview=preview)
-        content = fingerprint(header, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return FileRow(self.spec.kind, job.image_id, file_signature(staged), source, content, model_key), staged
+
+def write_empty_caption(path: Path, state: np.ndarray, identity: ModelIdentity) -> None:
+    """Write the state of the empty caption by a model, unless the file exists."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(path, npy_header(state.shape, state.dtype, preview=identity.preview) + state.tobytes())
 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _row(
-    job: Job,
-    outcome: Outcome,
-    source: SourceRow | None,
-    file: FileRow,
-    staged: Path | None = None,
-    replaced: str | None = None,
-) -> EmbedRow:
-    return EmbedRow(job.image_id, outcome, job.stat, source, job.caption_fingerprint, file, staged, replaced)
-
-
-def lost_row(job: Job, how: str) -> EmbedRow:
-    """Return the row of a job whose worker process died each time, given how it ended."""
-    return _failure(job, "worker_died", f"its worker process {how} each time")
-
-
-def _failure(job: Job, reason: str, problem: Exception | str, remedy: str = "run imagemill again") -> EmbedRow:
-    detail = problem.what if isinstance(problem, ImagemillError) else problem
-    detail = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
-    return EmbedRow(job.image_id, "failed", job.stat, reason=reason, detail=detail, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

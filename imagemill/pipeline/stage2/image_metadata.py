@@ -19,8 +19,9 @@ from imagemill.domain.stage2_records import CAPTIONS, captions_of
 from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
+from imagemill.fs import folders
 from imagemill.fs.fingerprints import FileSignature, fingerprint
-from imagemill.fs.folders import File, Folder, file_bytes, reads_ahead
+from imagemill.fs.folders import Folder, SourceFolder, file_bytes, reads_ahead
 from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.inputs.sidecars import SIDECARS, caption_row
 from imagemill.models import CAPTIONER
@@ -74,7 +75,9 @@ class ImageFile(Protocol):
         ...
 
 
-def inspect_image(approved: Folder, source: ImageFile, color: ColorSetting = SRGB) -> tuple[SourceRow, np.ndarray]:
+def inspect_image(
+    approved: SourceFolder, source: ImageFile, color: ColorSetting = SRGB
+) -> tuple[SourceRow, np.ndarray]:
     """Read an image once.
 
     Args:
@@ -97,7 +100,7 @@ def inspect_image(approved: Folder, source: ImageFile, color: ColorSetting = SRG
     return row, pixels
 
 
-def size_or_none(path: File) -> tuple[int, int] | None:
+def size_or_none(path: folders.SourceFile) -> tuple[int, int] | None:
     """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports."""
     try:
         return header_size(path)

@@ -27,7 +27,7 @@ from imagemill.fs.atomic import sync_folder
 from imagemill.fs.durable import flush_files
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.byte_budget import ByteBudget
-from imagemill.pipeline.stage2.embed import EmbedRow
+from imagemill.pipeline.stage2.examine import EmbedRow
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.provenance import guard_identity
 

@@ -16,7 +16,8 @@ from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporaries
 from imagemill.fs.owners import owner_name, use
 from imagemill.pipeline.session import open_session
-from imagemill.pipeline.stage2.embed import EmbedWorker, lost_row
+from imagemill.pipeline.stage2.embed import EmbedWorker
+from imagemill.pipeline.stage2.examine import lost_row
 from imagemill.pipeline.stage2.publish import publish
 from imagemill.store.ledger import Ledger
 from resources.data_root import DataRootResource

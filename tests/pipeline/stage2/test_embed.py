@@ -32,7 +32,8 @@ from imagemill.fs.atomic import temporaries
 from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.stage2 import embed as embed_module
 from imagemill.pipeline.stage2 import publish as publish_module
-from imagemill.pipeline.stage2.embed import READY_BATCHES, EmbedRow
+from imagemill.pipeline.stage2.embed import READY_BATCHES
+from imagemill.pipeline.stage2.examine import EmbedRow
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, publish_on_thread
 from imagemill.store.ledger import LeaseLost, Ledger

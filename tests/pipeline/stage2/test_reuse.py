@@ -39,8 +39,7 @@ def embed(root, spec=DINOV3, encoder=StubEncoder):
         plan = plan_for(spec, list(inventory.scan.sources), inventory, ledger)
         donors = find_donors(spec, plan.jobs, ledger)
         jobs = mark_linkable(spec, plan.jobs, donors, PixelRule.read(ledger))
-        worker = worker_of(root, with_encoder(spec, encoder))
-        worker.donors = donors
+        worker = worker_of(root, with_encoder(spec, encoder), donors=donors)
         return run_pass(worker, jobs, ledger), {job.image_id: job for job in jobs}
 
 
@@ -87,7 +86,9 @@ def test_array_of_a_moved_image_is_linked_without_a_model(root, spec):
 def test_moved_image_is_not_opened(root, monkeypatch):
     """Size, time and inode of its file are those of the last reading. Spec: docs/spec/conventions.md#completion"""
     move(root, "a", "c")
-    monkeypatch.setattr("imagemill.pipeline.stage2.embed.inspect_image", lambda *_: pytest.fail("an image was opened"))
+    for module in ("embed", "examine"):
+        opened = f"imagemill.pipeline.stage2.{module}.inspect_image"
+        monkeypatch.setattr(opened, lambda *_: pytest.fail("an image was opened"))
 
     assert embed(root, DINOV3, NoModel)[0]["linked"] == 1
 

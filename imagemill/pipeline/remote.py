@@ -1,0 +1,310 @@
+"""Work that other machines do, which share no folder with this one: what a pass sends and takes back, and who does what.
+
+    keys ──send──> parcels ──batches──> workers ──rows──receive──> rows
+           here, on threads             elsewhere     here, on threads
+
+`send` settles a key that needs no worker, and packs what a worker needs for any other. `receive` stages what came back. Batches,
+the deaths of workers and the keys that cause them are counted here; how workers are started and reached is the engine's affair
+(resources/ray_pool.py).
+
+Spec: docs/spec/engines.md
+"""
+
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from imagemill.errors import ImagemillError
+
+# A part of the results of a batch: at most so many bytes, and those of so many seconds.
+PART_BYTES = 4 << 20
+PART_SECONDS = 0.5
+
+# A key that was alone at so many deaths of its worker is not tried again.
+DEATHS_ALONE = 2
+
+
+class Parcel(NamedTuple):
+    """What a worker needs for one key.
+
+    Attributes:
+        key: the key.
+        payload: what travels.
+        size: bytes of the payload.
+    """
+
+    key: Any
+    payload: Any
+    size: int
+
+
+class Worker(Protocol):
+    """A worker on another machine, built there by the recipe of its pass."""
+
+    def about(self) -> "About":
+        """Return what its results depend on. Loads no model."""
+        ...
+
+    def stream(self, payloads: Sequence[Any]) -> Iterator[Any]:
+        """Yield one row per payload, in any order."""
+        ...
+
+    def stop(self) -> None:
+        """Begin no other model call; called from another thread."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory of the model."""
+        ...
+
+
+class RemotePass(Protocol):
+    """A pass over keys, as the process that owns the data root sees it. Its methods are called on threads."""
+
+    recipe: Callable[[], Worker]
+    """Picklable: builds the worker."""
+
+    gpus: float
+    """GPUs, or the share of one, that each worker needs."""
+
+    @property
+    def model_batch(self) -> int:
+        """Keys of a model call, as far as it is known before the first."""
+        ...
+
+    def here(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the sources and versions of this machine."""
+        ...
+
+    def weight(self, key: Any) -> int:
+        """Return the bytes that a key will send, as far as they are known before it is read."""
+        ...
+
+    def send(self, key: Any) -> Any:
+        """Return the row of a key that needs no worker, or a Parcel."""
+        ...
+
+    def receive(self, row: Any) -> Any:
+        """Check a row that came back, and store what it carries; return the row to publish."""
+        ...
+
+    def lost(self, key: Any, how: str) -> Any:
+        """Return the row of a key that ended its worker each time, given how."""
+        ...
+
+    def name_of(self, key: Any) -> str:
+        """Return the name of a key, which its row has too."""
+        ...
+
+    def fits(self, about: "About") -> bool:
+        """Return whether a worker has the model of the existing files; False if there are none."""
+        ...
+
+    def agree(self, about: "About") -> None:
+        """Use these facts for what comes back. Raises ModelMismatch for another model than that of the existing files."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the results of a worker depend on.
+
+    Attributes:
+        node: name of its machine.
+        sources: fingerprints of the code, by package.
+        versions: of Python and of the libraries, by name.
+        device: type of its device, such as `cpu`.
+        batch_size: most items of a model call, as text.
+        identity: of its model; None if the pass has none.
+        model: facts of the model, by name.
+    """
+
+    node: str
+    sources: dict[str, str]
+    versions: dict[str, str]
+    device: str = "cpu"
+    batch_size: str = ""
+    identity: Any = None
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+def differences(mine: About, other: About, *, code: bool = True, model: bool = True) -> list[str]:
+    """Return the facts in which two workers differ, each as `name theirs, name mine`, for a message.
+
+    Args:
+        mine: what is expected.
+        other: the worker in question.
+        code: compare sources and versions.
+        model: compare model, device and batch size.
+    """
+    pairs: list[tuple[str, Any, Any]] = []
+    if code:
+        for what, here, there in (("source of", mine.sources, other.sources), ("", mine.versions, other.versions)):
+            pairs += [(f"{what} {name}".strip(), here.get(name), there.get(name)) for name in {*here, *there}]
+    if model:
+        pairs += [("device", mine.device, other.device), ("batch size", mine.batch_size, other.batch_size)]
+        pairs += [(name, mine.model.get(name), other.model.get(name)) for name in {*mine.model, *other.model}]
+    return sorted(f"{name} is {_short(b)}, not {_short(a)}" for name, a, b in pairs if a != b)
+
+
+def _short(value: Any) -> str:
+    text = "missing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+# ---- on the node
+
+
+class BatchFailed(NamedTuple):
+    """The error that ended a batch."""
+
+    error: Exception
+
+
+class BatchEnded(NamedTuple):
+    """The end of a batch, which took so many seconds."""
+
+    seconds: float
+
+
+class NodeWorker:
+    """The process of one worker. `run` works on one batch at a time; the other methods answer meanwhile, on another thread."""
+
+    def __init__(self, recipe: bytes) -> None:
+        self._worker: Worker = pickle.loads(recipe)()
+        self._stopped = threading.Event()
+
+    def about(self) -> About | BatchFailed:
+        """Return what the results depend on, and the name of the node."""
+        try:
+            return replace(self._worker.about(), node=socket.gethostname())
+        except Exception as error:
+            return BatchFailed(_portable(error))
+
+    def stop(self) -> None:
+        """Begin no other model call."""
+        self._stopped.set()
+        self._worker.stop()
+
+    def run(self, payloads: Sequence[Any]) -> Iterator[list[Any] | BatchFailed | BatchEnded]:
+        """Yield the rows of a batch in parts, and its end."""
+        began = flushed = time.monotonic()
+        part: list[Any] = []
+        size = 0
+        try:
+            for row in () if self._stopped.is_set() else self._worker.stream(payloads):
+                part.append(row)
+                size += bytes_of(row)
+                if size >= PART_BYTES or time.monotonic() - flushed >= PART_SECONDS:
+                    yield part
+                    part, size, flushed = [], 0, time.monotonic()
+        except Exception as error:
+            if part:
+                yield part
+            yield BatchFailed(_portable(error))
+            return
+        if part:
+            yield part
+        yield BatchEnded(time.monotonic() - began)
+
+
+def bytes_of(row: Any) -> int:
+    """Return the bytes of the array that a row carries."""
+    return getattr(getattr(row, "array", None), "nbytes", 0)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that the driver can read."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ImagemillError(f"{type(error).__name__}: {error}", where=f"a worker on {socket.gethostname()}")
+    return error
+
+
+# ---- batches, and what follows a death
+
+
+@dataclass(eq=False)
+class Batch:
+    """Parcels that one worker gets together. `begun`: whether the worker may have begun them; `waiting`: names without a row."""
+
+    parcels: list[Parcel]
+    names: set[str]
+    begun: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payloads."""
+        return sum(parcel.size for parcel in self.parcels)
+
+
+class WorkQueue:
+    """Keys in the order in which they are sent, and those that have to be sent again after a death.
+
+    A batch whose worker died is divided: the keys without a row are suspects, and each runs alone from then on. A batch that the
+    worker had not begun returns as it was. A key that was alone at `DEATHS_ALONE` deaths is lost. A death whose cause is known
+    to be another one, such as the loss of a machine, counts for no key.
+
+    Args:
+        name_of: returns the name of a key.
+        call: keys of a model call.
+    """
+
+    def __init__(self, name_of: Callable[[Any], str], call: int) -> None:
+        self._name_of, self._call = name_of, max(1, call)
+        self._size = 2 * self._call
+        self._again: deque[list[Any]] = deque()
+        self._alone: dict[str, int] = {}
+
+    def again(self) -> list[Any] | None:
+        """Return the keys of the next batch that was given back, None if there is none."""
+        return self._again.popleft() if self._again else None
+
+    def batch(self, parcels: Iterable[Parcel]) -> Batch:
+        """Return a batch of these parcels."""
+        chosen = list(parcels)
+        return Batch(chosen, {self._name_of(parcel.key) for parcel in chosen})
+
+    def died(self, batch: Batch, *, counts: bool) -> list[Any]:
+        """Give back the keys of a batch whose worker died; return those that are lost.
+
+        Args:
+            batch: `names` are those without a row, `begun` whether the worker had begun it.
+            counts: whether the keys may be the cause.
+        """
+        keys = [parcel.key for parcel in batch.parcels if self._name_of(parcel.key) in batch.names]
+        if not keys:
+            return []
+        if not batch.begun or not counts:
+            self._again.append(keys)
+            return []
+        if len(batch.parcels) > 1:
+            self._again.extend([key] for key in keys)
+            return []
+        (key,) = keys
+        deaths = self._alone.get(self._name_of(key), 0) + 1
+        self._alone[self._name_of(key)] = deaths
+        if deaths >= DEATHS_ALONE:
+            return keys
+        self._again.append(keys)
+        return []
+
+    @property
+    def size(self) -> int:
+        """Keys of the next batch."""
+        return self._size
+
+    def took(self, keys: int, seconds: float, most_seconds: float, calls: int) -> None:
+        """Let the next batches have so many keys that they take about `most_seconds`, from one model call to `calls`."""
+        if keys and seconds > 0:
+            wanted = int(most_seconds * keys / seconds)
+            self._size = max(self._call, min(wanted, calls * self._call))
+
+    def __bool__(self) -> bool:
+        return bool(self._again)

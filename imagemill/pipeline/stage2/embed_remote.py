@@ -1,0 +1,282 @@
+"""An embedding pass on machines that share no folder with this one: images travel, arrays return.
+
+Here, a file that exists is kept, adopted, restored, extracted or linked, and an image whose data is known is not opened; arrays
+that return are checked and staged. There, an `EmbedWorker` without folders makes them. The general part is in pipeline/remote.py.
+Spec: docs/spec/engines.md#what-travels
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from imagemill.domain.embedding_specs import EmbeddingSpec
+from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings
+from imagemill.errors import ImagemillError, ModelMismatch, Refused
+from imagemill.formats.npy import all_finite
+from imagemill.fs.fingerprints import signature_bytes
+from imagemill.fs.folders import SentFolder, file_bytes
+from imagemill.kinds import spec_named
+from imagemill.pipeline.batch_size import FIRST
+from imagemill.pipeline.remote import About, Parcel
+from imagemill.pipeline.software import sources, versions
+from imagemill.pipeline.stage2.embed import EmbedWorker, write_empty_caption
+from imagemill.pipeline.stage2.examine import (
+    EmbedRow,
+    Examiner,
+    failed_row,
+    lost_row,
+    row_of_error,
+    stage_array,
+    wanted_input,
+)
+from imagemill.pipeline.stage2.plan import Job
+from imagemill.store.inputs import PixelRule
+from imagemill.store.provenance import ModelIdentity, RecordedModels, differing_facts, empty_caption_file
+
+# Of a parcel without an image.
+_CAPTION_BYTES = 2048
+
+# Items of a model call where the worker finds the number itself.
+_BATCH_ON_A_DEVICE = 32
+
+
+class Sent(NamedTuple):
+    """A job as it travels. `image`: the bytes of the file, uint8 (n,); None for a caption of an image that is known."""
+
+    job: Job
+    image: np.ndarray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedRecipe:
+    """Builds the worker of a kind on any machine that has the package of the kind, and the weights.
+
+    Attributes:
+        kind: name of the kind in this data root.
+        declared_as: its name in its package, if that is another one.
+        contract: settings in force that determine shape or content.
+        settings: of the encoder.
+        recorded_models: of the existing files.
+        threads: of the model's arithmetic.
+        decode_threads: that open and prepare images.
+        decode_ahead_pixels: most pixels of images opened ahead of the model.
+        pixels: how pixels are read.
+        empty_caption: whether a row shall carry the state of the empty caption.
+    """
+
+    kind: str
+    declared_as: str | None
+    contract: Mapping[str, Any]
+    settings: EncoderSettings
+    recorded_models: RecordedModels
+    threads: int
+    decode_threads: int
+    decode_ahead_pixels: int
+    pixels: PixelRule
+    empty_caption: bool
+
+    def __call__(self) -> "RemoteEmbedWorker":
+        """Return the worker. The model is loaded when the first image has come."""
+        return RemoteEmbedWorker(self)
+
+
+class RemoteEmbedWorker:
+    """The worker, on the other machine."""
+
+    def __init__(self, recipe: EmbedRecipe) -> None:
+        self.recipe = recipe
+        spec = spec_named(recipe.kind, recipe.declared_as).requested(recipe.settings)
+        self.spec = replace(spec, contract=dict(recipe.contract))
+        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
+        self._stopped = False
+        self._worker = EmbedWorker(
+            spec=self.spec,
+            approved=SentFolder(),
+            store=None,
+            recorded_models=recipe.recorded_models,
+            preview_root=Path(self._previews.name),
+            settings=recipe.settings,
+            threads=recipe.threads,
+            decode_threads=recipe.decode_threads,
+            decode_ahead_pixels=recipe.decode_ahead_pixels,
+            pixels=recipe.pixels,
+            empty_captions=Path() if recipe.empty_caption else None,
+        )
+
+    def about(self) -> About:
+        """Return what the arrays depend on; the identity of the model is read from its files."""
+        encoder_class = self.spec.encoder_class()
+        identity: ModelIdentity = encoder_class.identify(
+            self.recipe.settings,
+            spec=self.spec,
+            threads=self.recipe.threads,
+            preview_root=Path(self._previews.name),
+        )
+        return About(
+            node="",
+            sources=sources(self.spec.encoder.partition(":")[0]),
+            versions=versions(),
+            device=identity.device.partition(":")[0],
+            batch_size=str(self.recipe.settings.batch_size),
+            identity=identity,
+            model=identity.facts,
+        )
+
+    def stream(self, payloads: Sequence[Sent]) -> Iterator[EmbedRow]:
+        """Yield one row per job, in any order."""
+        files = {sent.job.file_name: sent.image.tobytes() for sent in payloads if sent.image is not None}
+        self._worker.approved = SentFolder(files)
+        yield from self._worker.stream(job for job in [sent.job for sent in payloads] if not self._stopped)
+
+    def stop(self) -> None:
+        """Take no further job."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Free the memory of the model."""
+        self._worker.close()
+        self._previews.cleanup()
+
+
+class EmbedPass:
+    """The pass, as the process that owns the data root sees it.
+
+    Args:
+        options: arguments of an EmbedWorker that sees the data root.
+        decode_threads: threads of a worker that open images.
+        gpus: GPUs of a worker, by name of the pass.
+    """
+
+    def __init__(self, options: Mapping[str, Any], decode_threads: int, gpus: Mapping[str, float]) -> None:
+        self._spec: EmbeddingSpec = options["spec"]
+        self._store, self._approved = options["store"], options["approved"]
+        self._pixels: PixelRule = options.get("pixels") or PixelRule()
+        self.gpus = gpus.get(self._spec.pass_name, 0)
+        self._settings: EncoderSettings = options["settings"]
+        if not self.gpus and self._settings.device == "auto":  # Ray hides no GPU from a worker that asks for none
+            self._settings = msgspec.structs.replace(self._settings, device="cpu")
+        self._models: RecordedModels = options["recorded_models"]
+        self._empty_captions: Path | None = options.get("empty_captions")
+        self._extract_only = options.get("extract_only", False)
+        self._identity: ModelIdentity | None = self._models.recorded
+        self._preview_root = options["preview_root"]
+        self._sent: dict[str, tuple[Job, str | None]] = {}
+        self._examiner = Examiner(
+            spec=self._spec,
+            approved=self._approved,
+            store=self._store,
+            preview=self._settings.model == PREVIEW,
+            pixels=self._pixels,
+            donors=options.get("donors") or {},
+            extract_only=self._extract_only,
+            regenerate=options.get("regenerate", False),
+        )
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        self.recipe = EmbedRecipe(
+            kind=self._spec.kind,
+            declared_as=self._spec.declared_as,
+            contract=dict(self._spec.contract),
+            settings=self._settings,
+            recorded_models=self._models,
+            threads=options["threads"],
+            decode_threads=decode_threads,
+            decode_ahead_pixels=options["decode_ahead_pixels"],
+            pixels=self._pixels,
+            empty_caption=self._empty_captions is not None,
+        )
+
+    @property
+    def model_batch(self) -> int:
+        """Items of a model call, as far as it is known before the first."""
+        size = self._settings.batch_size
+        if size == "auto":
+            return FIRST if self._settings.device == "cpu" else _BATCH_ON_A_DEVICE
+        return size
+
+    def here(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the sources and versions of this machine."""
+        return sources(self._spec.encoder.partition(":")[0]), versions()
+
+    def weight(self, job: Job) -> int:
+        """Return the bytes that a job will send, from what is known without reading the image."""
+        reads = self._spec.source == "pixels" or job.facts is None
+        return _CAPTION_BYTES + (signature_bytes(job.stat) if reads and job.stat else 0)
+
+    def name_of(self, key: Job | EmbedRow) -> str:
+        """Return the image id of a job or of a row."""
+        return key.image_id
+
+    def send(self, job: Job) -> EmbedRow | Parcel:
+        """Settle a job that needs no model; pack the image and the caption of any other."""
+        try:
+            needed = self._examiner.examine(job, reads_elsewhere=True)
+            if isinstance(needed, EmbedRow):
+                return needed
+            image = None
+            if self._spec.source == "pixels" or (needed.source is None and job.stat is not None):
+                image = np.frombuffer(file_bytes(self._approved / job.file_name, job.stat), np.uint8)
+        except Refused as refusal:
+            return row_of_error(job, refusal)
+        except ImagemillError:
+            raise
+        except Exception as error:
+            return row_of_error(job, error)
+        self._sent[job.image_id] = job, needed.replaced
+        bare = replace(
+            job, facts=needed.source, present=None, known=(), inline=None, suspect=False, copies=(), linkable=False
+        )
+        return Parcel(job, Sent(bare, image), _CAPTION_BYTES if image is None else image.nbytes)
+
+    def fits(self, about: About) -> bool:
+        """Return whether a worker has the recorded model."""
+        recorded = self._models.recorded
+        return recorded is not None and not differing_facts(recorded, about.identity)
+
+    def agree(self, about: About) -> None:
+        """Use the identity of the workers for the files that are staged from now on."""
+        self._models.check(about.identity)
+        self._identity = self._models.in_force(about.identity)
+
+    def receive(self, row: EmbedRow) -> EmbedRow:
+        """Check and stage the array of a row; a row without one is returned as it is."""
+        job, row.replaced = self._sent.pop(row.image_id)
+        row.stat = job.stat
+        array, row.array = row.array, None
+        state, row.empty_caption = row.empty_caption, None
+        if row.identity is not None:
+            assert self._identity
+            if row.identity.key not in {self._identity.key, self._identity.former.key}:
+                raise ModelMismatch(
+                    f"{self._spec.kind}: a worker changed its model from {self._identity.key} to {row.identity.key}",
+                    do="run the same command again: no file of the other model was kept",
+                )
+            row.identity = msgspec.structs.replace(self._identity, batch_size=row.identity.batch_size)
+        if array is None:
+            return row
+        if row.source is None and job.facts is not None:
+            row.source = job.facts
+        size = (row.source.height, row.source.width) if row.source else (0, 0)
+        expected = self._spec.layout(*size)
+        if (array.shape, array.dtype) != expected:
+            return failed_row(job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
+        if not all_finite(array):
+            return failed_row(job, "non_finite", "NaN or infinity among the values that a worker returned")
+        try:
+            wanted = wanted_input(self._spec, job, row.source, self._pixels)
+            row.file, row.staged = stage_array(self._store, job, array, wanted, row.identity)
+            if state is not None and self._empty_captions and row.identity:
+                path = self._empty_captions / empty_caption_file(self._spec.kind, row.identity.key)
+                write_empty_caption(path, state, row.identity)
+        except OSError as error:
+            return failed_row(job, "write_error", error)
+        return row
+
+    def lost(self, job: Job, how: str) -> EmbedRow:
+        """Return the row of a job that ended its worker each time."""
+        self._sent.pop(job.image_id, None)
+        return lost_row(job, how)

@@ -1,0 +1,246 @@
+"""Runs on a Ray cluster of which each node sees an empty folder instead of the data root, with stub encoders."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+
+import pytest
+
+from imagemill.domain.layout import DataRoot
+from imagemill.store.ledger import Ledger
+from tests.helpers.product import PROJECT, STUBS, contents, photos
+from tests.helpers.ray_nodes import ADDRESS, RayNodes, can_make_nodes
+
+pytestmark = pytest.mark.skipif(not can_make_nodes(), reason="nodes need root, unshare, nsenter and ip")
+
+STUBBED = os.pathsep.join([str(STUBS.with_name("stubbed")), str(PROJECT)])
+KINDS = ("dinov3_npy", "vae_latents", "t5_hidden")
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory):
+    """The folder of all data roots, which is empty on the nodes."""
+    return tmp_path_factory.mktemp("hidden")
+
+
+@pytest.fixture(scope="module")
+def pause(tmp_path_factory):
+    """The file with the seconds that each model call takes."""
+    file = tmp_path_factory.mktemp("pause") / "seconds"
+    file.write_text("0")
+    return file
+
+
+@pytest.fixture(scope="module")
+def cluster(hidden, pause):
+    """Nodes `one` and `two` with one processor each, and a head without."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        nodes = RayNodes(
+            folder, [hidden], PYTHONPATH=STUBBED, IMAGEMILL_STUB_SLEEP=str(pause), IMAGEMILL_STUB_DEADLY="deadly"
+        )
+        try:
+            for name in ("one", "two"):
+                nodes.start(name)
+            yield nodes
+        finally:
+            nodes.close()
+
+
+@pytest.fixture
+def root(hidden, request, pause):
+    pause.write_text("0")
+    root = DataRoot(hidden / re.sub(r"\W+", "_", request.node.name) / "data")
+    photos(root.approved, 24)
+    return root
+
+
+def words(root, *arguments):
+    return [sys.executable, str(STUBS), *arguments, "--data-root", str(root.path)]
+
+
+def configure(root, **engine):
+    """Choose the cluster, and consent to its address."""
+    settings = {"kind": "ray", "address": ADDRESS, **engine}
+    root.config_file.write_text(f"engine: {settings}\nencoders: {{}}\n".replace("'", '"'))
+
+
+def run(cluster, root, *arguments, code=0, **environment):
+    configured = root.config_file.read_text() if root.config_file.exists() else ""
+    if "address" in configured:
+        cluster.inside([sys.executable, str(STUBS), "trust", str(root.path)], cwd=PROJECT)
+    done = cluster.inside(words(root, *(arguments or ("run",))), cwd=PROJECT, environment=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def begin(cluster, root):
+    """Start a run; wait until files have their names."""
+    cluster.inside([sys.executable, str(STUBS), "trust", str(root.path)], cwd=PROJECT)
+    started = subprocess.Popen(
+        [*cluster.prefix, *words(root, "run")], cwd=PROJECT, env={**os.environ, **cluster.environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while not any((root.derived / "dinov3").glob("photo*.npy")):
+        assert started.poll() is None, started.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return started
+
+
+def workers():
+    """Return the processes of actors, on any node."""
+    found = subprocess.run(["pgrep", "-f", "^ray::NodeWorker"], capture_output=True, text=True, check=False).stdout
+    return [int(pid) for pid in found.split()]
+
+
+def ends(check, seconds):
+    until = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def check_complete(root, count=24):
+    """Every image has each file, and one row for it."""
+    for kind in KINDS:
+        with Ledger(root.ledger) as ledger:
+            assert len(ledger.ids_with_file(kind)) == count
+    made = Counter(path.parent.name for path in root.derived.glob("*/photo*.npy"))
+    assert set(made.values()) == {count}
+    assert not list(root.derived.glob("*/.tmp-*"))
+
+
+def test_files_are_those_of_this_machine(cluster, root, tmp_path):
+    """Every output has the bytes of a run in this process, and the nodes have seen no folder of it.
+
+    Spec: docs/spec/engines.md#what-travels
+    """
+    here = DataRoot(tmp_path / "data")
+    photos(here.approved, 24)
+    configure(root)
+
+    shown = run(cluster, root)
+    run(cluster, here)
+
+    assert contents(root) == contents(here)
+    assert "Traceback" not in shown
+    assert "nothing to do" in run(cluster, root)
+    (root.approved / "photo0003.txt").write_text("another caption")
+    assert "t5_hidden  1 made in 1 model call," in run(cluster, root)
+    assert workers() == []
+
+
+def test_caption_that_kills_its_worker_costs_itself(cluster, root):
+    """Spec: docs/spec/engines.md#deaths"""
+    (root.approved / "photo0007.txt").write_text("deadly")
+    configure(root)
+
+    shown = run(cluster, root, code=1)
+
+    assert "photo0007: its worker process was killed each time" in shown
+    with Ledger(root.ledger) as ledger:
+        assert len(ledger.ids_with_file("t5_hidden")) == 23
+        assert len(ledger.ids_with_file("vae_latents")) == 24
+
+
+def test_run_goes_on_without_a_killed_worker_and_a_lost_node(cluster, root, pause):
+    """Spec: docs/spec/engines.md#deaths"""
+    pause.write_text("0.5")
+    configure(root)
+    started = begin(cluster, root)
+
+    os.kill(workers()[0], signal.SIGKILL)
+    time.sleep(1)
+    cluster.kill("two")
+    pause.write_text("0")
+
+    shown, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, shown
+    check_complete(root)
+    cluster.start("two")
+
+
+@pytest.mark.soak
+def test_interrupt_keeps_what_was_delivered(cluster, root, pause):
+    """Spec: docs/spec/engines.md#deaths"""
+    pause.write_text("0.5")
+    configure(root)
+    started = begin(cluster, root)
+
+    began = time.monotonic()
+    started.send_signal(signal.SIGINT)
+    shown, _ = started.communicate(timeout=60)
+
+    assert started.returncode == 130, shown
+    assert "t5_hidden  0 made" in shown
+    assert time.monotonic() - began < 15
+    kept = {path.name for path in (root.derived / "dinov3").glob("photo*.npy")}
+    with Ledger(root.ledger) as ledger:
+        assert {f"{image_id}.npy" for image_id in ledger.ids_with_file("dinov3_npy")} == kept
+    pause.write_text("0")
+    run(cluster, root)
+    check_complete(root)
+
+
+@pytest.mark.soak
+def test_workers_of_a_killed_run_end_and_the_next_run_completes_it(cluster, root, pause):
+    """Spec: docs/spec/engines.md#deaths"""
+    pause.write_text("0.5")
+    configure(root)
+    started = begin(cluster, root)
+
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+    ends(lambda: not workers(), 10)
+    pause.write_text("0")
+    run(cluster, root)
+    check_complete(root)
+
+
+@pytest.mark.soak
+def test_node_that_differs_gets_no_work(cluster, root, tmp_path):
+    """Other weights and another source, for the first files and for later ones. Spec: docs/spec/engines.md#reference"""
+    configure(root)
+    cluster.kill("two")
+    cluster.start("two", IMAGEMILL_STUB_WEIGHTS="others")
+    try:
+        refused = run(cluster, root, code=1)
+
+        assert "the nodes one and two would not make the same files" in refused or (
+            "the nodes two and one would not make the same files" in refused
+        )
+        assert "weights_sha256 is" in refused
+        assert "--accept-node" in refused
+        assert not list(root.derived.glob("*/photo*.npy"))
+
+        accepted = run(cluster, root, "run", "--accept-node", "one")
+
+        assert "node two gets no work: weights_sha256 is others, not missing" in accepted
+        check_complete(root)
+
+        (root.approved / "photo0003.txt").write_text("another caption")
+        later = run(cluster, root)
+
+        assert "node two gets no work: weights_sha256 is others, not missing" in later
+        assert "t5_hidden  1 made" in later
+    finally:
+        cluster.kill("two")
+        cluster.start("two")
+
+
+def test_too_large_a_demand_is_refused_with_what_the_cluster_has(cluster, root):
+    """Spec: docs/spec/engines.md#refused"""
+    configure(root, cpus=64, ready_timeout=2)
+
+    shown = run(cluster, root, code=1)
+
+    assert "no worker was ready within 2 s; each asks for 64 CPU" in shown
+    assert "one has 1 CPU" in shown
+    assert not list(root.derived.glob("*/photo*.npy"))

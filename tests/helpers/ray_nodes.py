@@ -1,0 +1,88 @@
+"""A Ray cluster whose nodes see nothing of a data root: mount, host-name and process namespaces on this machine.
+
+The head has no processors and runs where the driver runs. Killing a node kills all its processes at once. Needs root.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PORT = 6379
+ADDRESS = f"127.0.0.1:{PORT}"
+_RAY = str(Path(sys.executable).with_name("ray"))
+_QUIET = ("--disable-usage-stats", "--object-store-memory=300000000")
+
+
+def can_make_nodes():
+    """Return whether this process may make namespaces."""
+    return os.geteuid() == 0 and all(shutil.which(name) for name in ("unshare", "nsenter", "ip"))
+
+
+class RayNodes:
+    """A cluster in a network namespace of its own.
+
+    Args:
+        folder: for the files of Ray; sockets have long paths, so it is short.
+        hidden: folders that are empty on the nodes.
+        environment: changes of the environment of head and nodes.
+    """
+
+    def __init__(self, folder, hidden, **environment):
+        self.folder, self.hidden = folder, [str(path) for path in hidden]
+        self.environment = {"RAY_AUTH_MODE": "disabled", **environment}
+        self.nodes = {}
+        self._network = subprocess.Popen(["unshare", "-n", "sh", "-c", "ip link set lo up && exec sleep infinity"])
+        while "UP" not in self.inside(["ip", "link", "show", "lo"]).stdout:
+            time.sleep(0.05)
+        head = [_RAY, "start", "--head", f"--port={PORT}", "--node-ip-address=127.0.0.1", "--num-cpus=0", *_QUIET]
+        done = self.inside([*head, "--include-dashboard=false", f"--temp-dir={folder}"])
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def prefix(self):
+        """Words before a command that runs where the head is."""
+        return ["nsenter", f"--net=/proc/{self._network.pid}/ns/net"]
+
+    def inside(self, command, **how):
+        """Run a command to its end where the head is."""
+        environment = {**os.environ, **self.environment, **how.pop("environment", {})}
+        return subprocess.run(
+            [*self.prefix, *command], capture_output=True, text=True, check=False, env=environment, **how
+        )
+
+    def start(self, name, *, cpus=1, **environment):
+        """Start a node, and wait until the head knows it."""
+        hide = " && ".join(f"mount -t tmpfs -o ro none '{path}'" for path in self.hidden) or "true"
+        node = (
+            f"{_RAY} start --address={ADDRESS} --node-ip-address=127.0.0.1 --num-cpus={cpus} {' '.join(_QUIET)} --block"
+        )
+        spaces = ["unshare", "-m", "-u", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"]
+        process = subprocess.Popen(
+            [*self.prefix, *spaces, "sh", "-c", f"{hide} && hostname {name} && exec {node}"],
+            env={**os.environ, **self.environment, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.nodes[name] = process
+        assert process.stdout
+        for line in process.stdout:
+            if "Ray runtime started" in line:
+                return
+        raise AssertionError(f"{name} did not start")
+
+    def kill(self, name):
+        """Kill all processes of a node."""
+        process = self.nodes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self):
+        """End the cluster."""
+        for name in list(self.nodes):
+            self.kill(name)
+        self.inside([_RAY, "stop", "--force"])
+        self._network.kill()
+        self._network.wait()
