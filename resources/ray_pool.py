@@ -81,7 +81,7 @@ class NodesDiffer(ImagemillError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDemand:
-    """What a worker asks of a node.
+    """Resources that a worker asks of a node, and limits of a pass.
 
     Attributes:
         cpus: processors.

@@ -182,7 +182,7 @@ class SentFolder:
 Folder = Path | ObjectFolder
 File = Path | ObjectFile
 
-# What workers read, on any machine.
+# Sources of a worker, on any machine.
 SourceFolder = Folder | SentFolder
 SourceFile = File | SentFile
 

@@ -30,7 +30,7 @@ DEATHS_ALONE = 2
 
 
 class Parcel(NamedTuple):
-    """What a worker needs for one key.
+    """The data of one key that a worker needs.
 
     Attributes:
         key: the key.
@@ -102,7 +102,7 @@ class RemotePass(Protocol):
         ...
 
     def fits(self, about: "About") -> bool:
-        """Return whether a worker has the model of the existing files; False if there are none."""
+        """Return whether a worker has the model of the existing files; False without any."""
         ...
 
     def agree(self, about: "About") -> None:
@@ -112,7 +112,7 @@ class RemotePass(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the results of a worker depend on.
+    """The facts on which the results of a worker depend.
 
     Attributes:
         node: name of its machine.
@@ -263,7 +263,7 @@ class WorkQueue:
         self._alone: dict[str, int] = {}
 
     def again(self) -> list[Any] | None:
-        """Return the keys of the next batch that was given back, None if there is none."""
+        """Return the keys of the next batch that was given back, None without one."""
         return self._again.popleft() if self._again else None
 
     def batch(self, parcels: Iterable[Parcel]) -> Batch:

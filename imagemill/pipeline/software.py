@@ -1,4 +1,4 @@
-"""What computes the results on this machine: fingerprints of the code, and versions of Python and of the libraries.
+"""The software of this machine that determines results: fingerprints of the code, versions of Python and of the libraries.
 
 Versions are compared without a suffix such as `+cpu`: the device is compared by itself.
 """

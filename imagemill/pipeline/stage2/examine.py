@@ -1,4 +1,4 @@
-"""What a pass does with an image before a model is needed: keep or adopt its file, restore, extract or link it, or refuse it.
+"""Decisions about an image before a model is needed: its file is kept, adopted, restored, extracted or linked, or it is refused.
 
 A job that needs the model comes out as a `Needed`. The model is in embed.py; publish.py gives staged files their final names.
 Spec: docs/spec/conventions.md#completion, docs/spec/stage2.md#reuse
