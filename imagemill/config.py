@@ -178,7 +178,7 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the processes that run the models of the embedding kinds. All but `kind` belong to `ray`.
+    """Settings of the processes that run the captioner and the models of embedding kinds. All but `kind` belong to `ray`.
 
     Attributes:
         kind: `local`: this process, or one process per device of `devices`. `ray`: the nodes of a Ray cluster, of which this
@@ -186,7 +186,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         address: `HOST:PORT` of the cluster, or `auto` for the one that runs on this computer.
         workers: most workers; if unset, as many as the nodes have room for.
         cpus: processors of a node that each worker asks for.
-        gpus: GPUs that each worker asks for, by name of the pass; 0.5 lets two share one. A pass without an entry uses none.
+        gpus: GPUs that each worker asks for, by name of the pass or `captioner`; 0.5 lets two share one. A pass without an entry uses none.
         resources: other resources that each worker asks for, by their names in the cluster.
         in_flight_mb: most megabytes of images and arrays in the process of the run; if unset, 256, or 32 per worker if that is
             more.

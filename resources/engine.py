@@ -147,10 +147,12 @@ class ConfiguredEngine(Engine):
 
 def _passes_elsewhere() -> dict[type[Any], type[Any]]:
     """Return the passes that other machines can work on, by the class of their workers here."""
+    from imagemill.pipeline.stage2.caption import CaptionWorker
+    from imagemill.pipeline.stage2.caption_remote import CaptionPass
     from imagemill.pipeline.stage2.embed import EmbedWorker
     from imagemill.pipeline.stage2.embed_remote import EmbedPass
 
-    return {EmbedWorker: EmbedPass}
+    return {EmbedWorker: EmbedPass, CaptionWorker: CaptionPass}
 
 
 def _note(line: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from imagemill.domain.layout import DataRoot
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import PROJECT, STUBS, contents, photos
+from tests.helpers.product import PROJECT, STUBS, coco_photos, contents, photos
 from tests.helpers.ray_nodes import ADDRESS, RayNodes, can_make_nodes
 
 pytestmark = pytest.mark.skipif(not can_make_nodes(), reason="nodes need root, unshare, nsenter and ip")
@@ -244,3 +244,33 @@ def test_too_large_a_demand_is_refused_with_what_the_cluster_has(cluster, root):
     assert "no worker was ready within 2 s; each asks for 64 CPU" in shown
     assert "one has 1 CPU" in shown
     assert not list(root.derived.glob("*/photo*.npy"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [12, 128])
+def test_real_models_and_captions_give_the_bytes_of_this_machine(hidden, tmp_path, coco128, count):
+    """Preview weights in float32; half of the photographs are captioned. Spec: docs/spec/engines.md#what-travels"""
+    roots = [DataRoot(folder / "data") for folder in (hidden / f"real_{count}", tmp_path)]
+    settings = "captioner: {enabled: true}\nthreads: 1\n"
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        cluster = RayNodes(folder, [hidden], PYTHONPATH=str(PROJECT))
+        try:
+            for name in ("one", "two"):
+                cluster.start(name)
+            for number, root in enumerate(roots):
+                coco_photos(coco128, root.approved)
+                for each in sorted(root.approved.glob("*.jpg"))[count:]:
+                    each.unlink()
+                    each.with_suffix(".txt").unlink(missing_ok=True)
+                for text in sorted(root.approved.glob("*.txt"))[::2]:
+                    text.unlink()
+                engine = "" if number else f"engine: {{kind: ray, address: '{ADDRESS}'}}\n"
+                root.config_file.write_text(settings + engine)
+                cluster.inside([sys.executable, "-m", "dagster_project.cli.main", "trust", str(root.path)], cwd=PROJECT)
+                command = [sys.executable, "-m", "dagster_project.cli.main", "run", "--data-root", str(root.path)]
+                done = cluster.inside(command, cwd=PROJECT)
+                assert done.returncode == 0, done.stdout + done.stderr
+        finally:
+            cluster.close()
+
+    assert contents(roots[0]) == contents(roots[1])

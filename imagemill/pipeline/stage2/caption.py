@@ -26,7 +26,7 @@ from imagemill.config import DECODE_AHEAD_PIXELS
 from imagemill.domain.inputs import SRGB, ColorSetting, normalise_caption
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.fs.folders import Folder
+from imagemill.fs.folders import Folder, SourceFolder
 from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.inputs.sidecars import caption_row
 from imagemill.models import CAPTIONER, Captioner
@@ -137,7 +137,7 @@ class CaptionWorker:
         color: how pixels are read.
     """
 
-    approved: Folder
+    approved: SourceFolder
     captioner: Callable[[], Captioner]
     images_per_call: int = 8
     decode_threads: int = 2
