@@ -186,7 +186,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         address: `HOST:PORT` of the cluster, or `auto` for the one that runs on this computer.
         workers: most workers; if unset, as many as the nodes have room for.
         cpus: processors of a node that each worker asks for.
-        gpus: GPUs that each worker asks for, by name of the pass or `captioner`; 0.5 lets two share one. A pass without an entry uses none.
+        gpus: GPUs that each worker asks for, by name of the pass or `captioner`; 0.5 lets two share one. A pass without an entry
+            uses none.
         resources: other resources that each worker asks for, by their names in the cluster.
         in_flight_mb: most megabytes of images and arrays in the process of the run; if unset, 256, or 32 per worker if that is
             more.

@@ -7,6 +7,7 @@ Spec: docs/spec/engines.md
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -145,14 +146,15 @@ class ConfiguredEngine(Engine):
         join(settings.address, insecure=settings.insecure, least_memory=least, where=root.config_file)
 
 
-def _passes_elsewhere() -> dict[type[Any], type[Any]]:
+def _passes_elsewhere() -> dict[type[Any], Callable[..., Any]]:
     """Return the passes that other machines can work on, by the class of their workers here."""
+    from imagemill.encoders.recipes import identify_vlm
     from imagemill.pipeline.stage2.caption import CaptionWorker
     from imagemill.pipeline.stage2.caption_remote import CaptionPass
     from imagemill.pipeline.stage2.embed import EmbedWorker
     from imagemill.pipeline.stage2.embed_remote import EmbedPass
 
-    return {EmbedWorker: EmbedPass, CaptionWorker: CaptionPass}
+    return {EmbedWorker: EmbedPass, CaptionWorker: partial(CaptionPass, identify=partial(identify_vlm, "captioner"))}
 
 
 def _note(line: str) -> None:

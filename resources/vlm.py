@@ -3,10 +3,10 @@
 Settings and prompts are chosen in summarizer.py and captioner.py; the identity is computed in encoders/vlm.py.
 """
 
-import hashlib
 from typing import Literal
 
 from imagemill.config import VlmSettings
+from imagemill.encoders.recipes import identify_vlm
 from imagemill.store.provenance import ModelIdentity
 from resources.data_root import DataRootResource
 
@@ -22,12 +22,5 @@ def vlm_identity(
         section: section of imagemill.yaml, named in errors.
         prompt: text of the prompt.
     """
-    from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel
-
-    return VisionLanguageModel.identify(
-        settings,
-        spec=SUMMARIZER if section == "summarizer" else CAPTIONER,
-        threads=data_root.session.config.model_threads,
-        preview_root=data_root.root().preview_models,
-        prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
-    )
+    threads, preview_root = data_root.session.config.model_threads, data_root.root().preview_models
+    return identify_vlm(section, settings, prompt, threads, preview_root)

@@ -9,11 +9,12 @@ The summarizer of a deployment is chosen in resources/summarizer.py; the model i
 Spec: docs/spec/stage-a.md#summarizers
 """
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +22,7 @@ from imagemill.config import VlmSettings
 from imagemill.encoders.prompts import Prompts
 from imagemill.errors import ImagemillError, ModelUnusable, WrongUsage
 from imagemill.models import Captioner, Summarizer
+from imagemill.store.provenance import ModelIdentity
 
 _HINT = (
     "give MODULE:CLASS, a class on PYTHONPATH whose constructor takes no arguments and that has "
@@ -55,6 +57,29 @@ def make_captioner(settings: VlmSettings, prompt: str, threads: int, preview_roo
     from imagemill.encoders.vlm import CAPTIONER, VlmCaptioner, held
 
     return VlmCaptioner(held(settings, CAPTIONER, threads, preview_root), prompt)
+
+
+def identify_vlm(
+    section: Literal["summarizer", "captioner"], settings: VlmSettings, prompt: str, threads: int, preview_root: Path
+) -> ModelIdentity:
+    """Return the identity of a model with its prompt, read from its files; no weights are loaded. Raises ModelUnusable.
+
+    Args:
+        section: section of imagemill.yaml, named in errors.
+        settings: of the model.
+        prompt: text of the prompt.
+        threads: CPU threads of the model.
+        preview_root: folder of preview models.
+    """
+    from imagemill.encoders.vlm import CAPTIONER, SUMMARIZER, VisionLanguageModel
+
+    return VisionLanguageModel.identify(
+        settings,
+        spec=SUMMARIZER if section == "summarizer" else CAPTIONER,
+        threads=threads,
+        preview_root=preview_root,
+        prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
+    )
 
 
 def make_class(named: str, rank: int) -> Summarizer:

@@ -4,9 +4,8 @@ There, a `CaptionWorker` without folders asks the model. The general part is in 
 Spec: docs/spec/engines.md#what-travels
 """
 
-import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from imagemill.domain.inputs import ColorSetting
 from imagemill.errors import ModelMismatch
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.fs.folders import SentFolder, file_bytes
-from imagemill.models import CAPTIONER
+from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.remote import About, Parcel
 from imagemill.pipeline.software import sources, versions
 from imagemill.pipeline.stage2.caption import CaptionedImage, CaptionJob, CaptionWorker, lost_caption
@@ -45,6 +44,7 @@ class CaptionRecipe:
 
     Attributes:
         make: takes settings, prompt, threads and the folder of preview models; returns the model.
+        identify: takes the same; returns the identity of the model with its prompt, read from its files.
         settings: of the captioner.
         prompt: its text.
         threads: of the model's arithmetic.
@@ -54,7 +54,8 @@ class CaptionRecipe:
         color: how pixels are read.
     """
 
-    make: Any
+    make: Callable[[VlmSettings, str, int, Path], Captioner]
+    identify: Callable[[VlmSettings, str, int, Path], ModelIdentity]
     settings: VlmSettings
     prompt: str
     threads: int
@@ -62,6 +63,10 @@ class CaptionRecipe:
     decode_threads: int
     decode_ahead_pixels: int
     color: ColorSetting
+
+    def identity(self, preview_root: Path) -> ModelIdentity:
+        """Return the identity of the model on this machine. Raises ModelUnusable."""
+        return self.identify(self.settings, self.prompt, self.threads, preview_root)
 
     def __call__(self) -> "RemoteCaptionWorker":
         """Return the worker. The model is loaded when the first image has come."""
@@ -86,7 +91,7 @@ class RemoteCaptionWorker:
 
     def about(self) -> About:
         """Return the facts on which the captions depend; the identity of the model is read from its files."""
-        identity = _identity(self.recipe, Path(self._previews.name))
+        identity = self.recipe.identity(Path(self._previews.name))
         return About(
             node="",
             sources=sources(),
@@ -112,19 +117,6 @@ class RemoteCaptionWorker:
         self._previews.cleanup()
 
 
-def _identity(recipe: CaptionRecipe, preview_root: Path) -> ModelIdentity:
-    from imagemill.encoders.vlm import CAPTIONER as SPEC
-    from imagemill.encoders.vlm import VisionLanguageModel
-
-    return VisionLanguageModel.identify(
-        recipe.settings,
-        spec=SPEC,
-        threads=recipe.threads,
-        preview_root=preview_root,
-        prompt_sha256=hashlib.sha256(recipe.prompt.encode()).hexdigest(),
-    )
-
-
 class CaptionPass:
     """The pass, as the process that owns the data root sees it.
 
@@ -132,9 +124,17 @@ class CaptionPass:
         options: arguments of a CaptionWorker that sees the data root.
         decode_threads: threads of a worker that open images.
         gpus: GPUs of a worker, by name of the pass.
+        identify: as for CaptionRecipe.
     """
 
-    def __init__(self, options: Mapping[str, Any], decode_threads: int, gpus: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        decode_threads: int,
+        gpus: Mapping[str, float],
+        *,
+        identify: Callable[[VlmSettings, str, int, Path], ModelIdentity],
+    ) -> None:
         self.gpus = gpus.get(POOL, 0)
         self._approved = options["approved"]
         captioner: partial[Any] = options["captioner"]
@@ -144,6 +144,7 @@ class CaptionPass:
         self._jobs: dict[str, CaptionJob] = {}
         self.recipe = CaptionRecipe(
             make=captioner.func,
+            identify=identify,
             settings=settings,
             prompt=prompt,
             threads=threads,
@@ -181,11 +182,11 @@ class CaptionPass:
 
     def fits(self, about: About) -> bool:
         """Return whether a worker has the model and the prompt of this machine."""
-        return not differing_facts(_identity(self.recipe, self._preview_root), about.identity)
+        return not differing_facts(self.recipe.identity(self._preview_root), about.identity)
 
     def agree(self, about: About) -> None:
         """Check the model. Raises ModelMismatch for another one than that of this machine, whose key captions get."""
-        mine = _identity(self.recipe, self._preview_root)
+        mine = self.recipe.identity(self._preview_root)
         if fields := differing_facts(mine, about.identity):
             raise ModelMismatch(
                 f"captioner: the model on the nodes is not that of this machine; it differs in {', '.join(fields)}",

@@ -9,7 +9,6 @@ from imagemill.config import CaptionerSettings
 from imagemill.errors import ModelMismatch
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.remote import BatchEnded, BatchFailed, NodeWorker, Parcel
-from imagemill.pipeline.stage2 import caption_remote
 from imagemill.pipeline.stage2.caption import CaptionWorker, caption_jobs
 from imagemill.pipeline.stage2.caption_remote import CaptionPass
 from imagemill.store.ledger import Ledger
@@ -34,13 +33,16 @@ def make(settings, prompt, threads, preview_root):
     return Sizes(prompt)
 
 
-def identity(recipe, preview_root):
-    return ModelIdentity(kind="captioner", model="m", facts={"prompt": recipe.prompt})
+def identify(settings, prompt, threads, preview_root):
+    return ModelIdentity(kind="captioner", model="m", facts={"prompt": prompt})
+
+
+def task_of(options, **gpus):
+    return CaptionPass(options, decode_threads=1, gpus=gpus, identify=identify)
 
 
 @pytest.fixture
-def options(data_root, monkeypatch):
-    monkeypatch.setattr(caption_remote, "_identity", identity)
+def options(data_root):
     for number in range(5):
         picture(data_root.approved / f"i{number}.png", size=(32 + 8 * number, 24))
     (data_root.approved / "broken.png").write_bytes(b"no picture")
@@ -63,7 +65,7 @@ def jobs(data_root, options):
 
 def test_rows_are_those_of_a_worker_that_sees_the_folder(options, jobs):
     """Spec: docs/spec/engines.md#what-travels"""
-    task = CaptionPass(options, decode_threads=1, gpus={})
+    task = task_of(options)
 
     parcels = [task.send(job) for job in jobs]
     assert all(isinstance(parcel, Parcel) for parcel in parcels)
@@ -84,7 +86,7 @@ def test_rows_are_those_of_a_worker_that_sees_the_folder(options, jobs):
 def test_image_that_is_gone_fails_here(options, jobs, data_root):
     for path in data_root.approved.iterdir():
         path.unlink()
-    task = CaptionPass(options, decode_threads=1, gpus={})
+    task = task_of(options)
 
     rows = [task.send(job) for job in jobs]
 
@@ -93,9 +95,9 @@ def test_image_that_is_gone_fails_here(options, jobs, data_root):
 
 def test_captioner_that_is_not_that_of_this_machine_is_refused(options):
     """Spec: docs/spec/engines.md#reference"""
-    task = CaptionPass(options, decode_threads=1, gpus={})
+    task = task_of(options)
     other = partial(make, CaptionerSettings(enabled=True), "another prompt", 1, options["approved"])
-    about = CaptionPass({**options, "captioner": other}, decode_threads=1, gpus={}).recipe().about()
+    about = task_of({**options, "captioner": other}).recipe().about()
 
     assert not task.fits(about)
     with pytest.raises(ModelMismatch, match="it differs in prompt"):
@@ -103,5 +105,5 @@ def test_captioner_that_is_not_that_of_this_machine_is_refused(options):
 
 
 def test_gpus_of_the_captioner_have_their_own_entry(options):
-    assert CaptionPass(options, decode_threads=1, gpus={"captioner": 0.5, "vae": 1}).gpus == 0.5
-    assert CaptionPass(options, decode_threads=1, gpus={"vae": 1}).recipe.settings.device == "cpu"
+    assert task_of(options, captioner=0.5, vae=1).gpus == 0.5
+    assert task_of(options, vae=1).recipe.settings.device == "cpu"
