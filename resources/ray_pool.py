@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,8 @@ NODES_SECONDS = 2.0
 WAIT_SECONDS = 0.2
 # After an interrupt, rows of the model calls that had begun arrive within this time.
 STOP_SECONDS = 12.0
+# Idle actors have so long to remove their temporary files.
+CLOSE_SECONDS = 2.0
 # Threads that read images, and that write files.
 READERS = 8
 WRITERS = 8
@@ -66,6 +69,9 @@ WRITERS = 8
 LOSS_SECONDS = 4.0
 # What Ray says of a worker that it has ended itself, and of one whose node is lost.
 _LOW_MEMORY, _NODE_DIED = "low on memory", "node has died"
+
+# A node whose workers die so often before they answer gets no other.
+TRIES = 3
 
 # Deaths one after the other, without a row in between, after which the keys are probably not the cause.
 DEATHS_IN_A_ROW = 8
@@ -140,7 +146,8 @@ class RayPool:
         self._actors: list[_Actor] = []
         self._unfit: dict[str, str] = {}  # node id -> why
         self._reference: About | None = None
-        self._began, self._looked, self._first_ready = time.monotonic(), 0.0, None
+        self._last_ready, self._looked, self._first_ready = time.monotonic(), 0.0, None
+        self._starts: Counter[str] = Counter()  # workers of a node that died before they answered
         self._in_flight, self._deaths_in_a_row = 0, 0
         self._staging: deque[tuple[Future[Any], int]] = deque()
         self._readers = ThreadPoolExecutor(READERS, "send")
@@ -163,8 +170,7 @@ class RayPool:
             yield from self._rest()
             raise
         finally:
-            for actor in self._actors:
-                ray.kill(actor.handle)
+            self._end_actors()
             self._readers.shutdown(cancel_futures=True)
             self._writers.shutdown()
 
@@ -217,7 +223,8 @@ class RayPool:
         until = time.monotonic() + STOP_SECONDS
         self._stop()
         while self._running and time.monotonic() < until:
-            yield from self._arriving()
+            with suppress(ImagemillError):  # a second error says no more than the first
+                yield from self._arriving()
             yield from self._staged()
         yield from self._staged(all_of_them=True)
 
@@ -227,6 +234,16 @@ class RayPool:
             actor.handle.stop.options(concurrency_group="control").remote()
             while len(actor.batches) > 1:
                 ray.cancel(actor.batches.pop()[0])
+
+    @interrupts_held()
+    def _end_actors(self) -> None:
+        """Let idle actors remove their temporary files; then end all."""
+        idle = [actor for actor in self._actors if actor.known and not actor.batches]
+        closing = [actor.handle.close.options(concurrency_group="control").remote() for actor in idle]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for actor in self._actors:
+            ray.kill(actor.handle)
 
     @property
     def _limit(self) -> int:
@@ -322,12 +339,14 @@ class RayPool:
             self._start_actors()
         self._take_answers()
         ready = [actor for actor in self._actors if actor.known]
+        if ready:
+            self._last_ready = now
         if self._reference is None and ready:
             self._first_ready = self._first_ready or now
             asked = [actor for actor in self._actors if not actor.known]
             if not asked or now - self._first_ready >= AGREE_SECONDS:
                 self._agree(ready)
-        elif not self._running and not ready and now - self._began >= self._demand.ready_timeout:
+        elif now - self._last_ready >= self._demand.ready_timeout:
             raise self._no_workers()
 
     def _start_actors(self) -> None:
@@ -371,7 +390,11 @@ class RayPool:
             try:
                 about = ray.get(ref)
             except RayError as error:
-                self._leave(actor, f"its worker does not start: {_last_line(error)}")
+                self._starts[actor.node] += 1
+                if isinstance(error, RayActorError) and self._starts[actor.node] < TRIES:
+                    self._actors.remove(actor)
+                else:
+                    self._leave(actor, f"its worker does not start: {_last_line(error)}")
                 continue
             if isinstance(about, BatchFailed):
                 if self._reference is None and len(self._actors) == 1:

@@ -191,6 +191,10 @@ class NodeWorker:
         self._stopped.set()
         self._worker.stop()
 
+    def close(self) -> None:
+        """Free memory and temporary files; called between batches."""
+        self._worker.close()
+
     def run(self, payloads: Sequence[Any]) -> Iterator[list[Any] | BatchFailed | BatchEnded]:
         """Yield the rows of a batch in parts, and its end."""
         began = flushed = time.monotonic()

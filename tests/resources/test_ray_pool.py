@@ -4,6 +4,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError
 
 from imagemill.pipeline.remote import About, Parcel
 from resources import ray_pool
@@ -24,6 +25,9 @@ class Task:
 
     def name_of(self, key):
         return key
+
+    def here(self):
+        return {"imagemill": "s"}, {"torch": "2"}
 
     def lost(self, key, how):
         return key, how
@@ -131,3 +135,55 @@ def test_key_that_was_alone_at_two_deaths_gets_its_row(notes, monkeypatch):
 )
 def test_room_on_a_node_is_that_of_the_scarcest_resource(has, asks, room):
     assert ray_pool._room(has, asks) == room
+
+
+def answered(monkeypatch, answer):
+    """Let every worker that was asked answer so; an exception is raised."""
+
+    def get(ref):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, **how: (refs, []))
+    monkeypatch.setattr(ray_pool.ray, "get", get)
+
+
+def test_worker_that_dies_before_it_answers_is_started_again(notes, monkeypatch):
+    """Spec: docs/spec/engines.md#deaths"""
+    pool = pool_of(notes)
+    answered(monkeypatch, RayActorError())
+
+    for number in range(ray_pool.TRIES):
+        assert notes == []
+        actor_of(pool, "one").known = None
+        pool._actors[-1].about = number
+        pool._take_answers()
+
+    assert pool._actors == []
+    assert notes[0].startswith("node one gets no work: its worker does not start")
+
+
+def test_node_with_other_software_gets_no_work(notes, monkeypatch):
+    """Spec: docs/spec/engines.md#reference"""
+    pool = pool_of(notes)
+    actor_of(pool, "one").known = None
+    answered(monkeypatch, About(node="one", sources={"imagemill": "t"}, versions={"torch": "2"}))
+
+    pool._take_answers()
+
+    assert notes == ["node one gets no work: source of imagemill is t, not s"]
+
+
+def test_time_without_a_worker_counts_from_the_last_one(notes, monkeypatch):
+    monkeypatch.setattr(ray_pool.ray, "nodes", list)
+    pool = pool_of(notes, ready_timeout=300)
+    pool._reference, pool._looked = actor_of(pool, "one").known, float("inf")
+
+    pool._last_ready -= 1000
+    pool._look_after_nodes()
+    pool._actors.clear()
+    pool._look_after_nodes()
+    pool._last_ready -= 1000
+    with pytest.raises(NoWorkers, match="no worker was ready within 300 s"):
+        pool._look_after_nodes()
