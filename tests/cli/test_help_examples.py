@@ -2,14 +2,13 @@
 
 import json
 import shlex
-import subprocess
 
 import click
 import pytest
 
 from dagster_project.cli.main import cli
 from tests.helpers.archives import img2dataset, tar_of
-from tests.helpers.product import _environment, command, photos
+from tests.helpers.product import imagemill, photos
 
 
 def pages(group=cli, path=()):
@@ -74,15 +73,7 @@ def test_examples_work_in_the_order_of_the_help(folder):
         arguments = shlex.split(example)[1:]
         if arguments[0] in {"ui", "serve", "look", "push"} and arguments[1:2] != ["migrate"]:
             continue
-        done = subprocess.run(
-            command(*arguments, stub=arguments[0] != "stage-a"),
-            cwd=folder,
-            env=_environment({}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        done = imagemill(*arguments, stub=arguments[0] != "stage-a", folder=folder)
         if done.returncode:
             failed[example] = done.stdout[-800:] + done.stderr[-800:]
 

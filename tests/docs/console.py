@@ -18,10 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
+
+from tests.helpers.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 ANY = "…"
@@ -39,6 +42,10 @@ _VARIABLE = (
 )
 # Lines of progress depend on the speed of the machine; on a terminal they are bars.
 _PROGRESS = re.compile(r"^[^:]+: \S+(?: [kMG]?B)? of \S+ ")
+
+
+# Variables of the test run that a reader does not have.
+_UNSET = ("IMAGEMILL_", "DAGSTER_", "PYTEST_")
 
 
 class Command(NamedTuple):
@@ -97,14 +104,13 @@ def home(folder: Path) -> Path:
 
 def execute(step: Command, folder: Path, home: Path) -> tuple[int, list[str]]:
     """Run a command in a folder; return its exit code and the lines that it printed."""
-    unset = ("IMAGEMILL_", "DAGSTER_", "PYTEST_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_UNSET)}
     environment |= {
         "HOME": str(home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run(
+    done = _in_a_fork(step.text, folder, environment) or subprocess.run(
         ["bash", "-c", step.text],
         cwd=folder,
         env=environment,
@@ -118,6 +124,22 @@ def execute(step: Command, folder: Path, home: Path) -> tuple[int, list[str]]:
     shown = done.stdout.replace(str(folder), "/home/ana/work").replace(str(home), "/home/ana")
     shown = shown.replace(f"{Path(sys.executable).parent}/", "")
     return done.returncode, [row.rstrip() for row in shown.splitlines() if not _PROGRESS.match(row)]
+
+
+@cache
+def _forks() -> Forks:
+    """The process whose forks are the commands, with a home folder of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_UNSET)}
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return Forks({**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": search}, ROOT)
+
+
+def _in_a_fork(text: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a plain `imagemill` command without another start of Python; None if a shell has to run it."""
+    if not re.fullmatch(r"imagemill [\w ./=,:+-]+", text) or "~" in text:
+        return None
+    words = [sys.executable, "-m", "dagster_project.cli.main", *text.split()[1:]]
+    return _forks().run(words, environment, folder=folder, merged=True)
 
 
 def normalised(rows: list[str]) -> list[str]:

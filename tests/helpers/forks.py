@@ -33,7 +33,7 @@ class Forks:
 
     def __init__(self, environment, folder):
         self._shared, self._search_path = _of_libraries(environment), _search_path(environment)
-        self._files = tempfile.TemporaryDirectory()
+        self._files, self._folder = tempfile.TemporaryDirectory(), folder
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.forks"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment,
@@ -49,21 +49,27 @@ class Forks:
             and not any(Path(path, "sitecustomize.py").exists() for path in added)
         )
 
-    def run(self, command, environment):
+    def run(self, command, environment, *, folder=None, merged=False):
         """Run a command to its end, as `subprocess.run` does.
 
         Args:
             command: an interpreter, then a file or `-m` and a module, then arguments.
             environment: all variables.
+            folder: the current folder; None for that of this object.
+            merged: let standard output have the lines of standard error too, in the order in which they were written.
         """
         output, errors, modules = (Path(self._files.name, name) for name in ("output", "errors", "modules"))
+        errors = output if merged else errors
         asked = {"command": command, "environment": environment, "output": str(output), "errors": str(errors)}
+        asked["folder"] = str(folder or self._folder)
+        for file in (output, errors):
+            file.write_bytes(b"")
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps({**asked, "modules": str(modules)}) + "\n")
         self._process.stdin.flush()
         code = json.loads(self._process.stdout.readline())
-        return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
+        return subprocess.CompletedProcess(command, code, output.read_text(), "" if merged else errors.read_text())
 
     def _close(self):
         assert self._process.stdin
@@ -113,14 +119,15 @@ def execute(asked):
     """Run the command in this process, which ends as an interpreter does."""
     for target, file, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (2, asked["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (1, asked["output"], os.O_WRONLY | os.O_APPEND),
+        (2, asked["errors"], os.O_WRONLY | os.O_APPEND),
     ):
         opened = os.open(file, flags)
         os.dup2(opened, target)
         os.close(opened)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
     sys.path[1:1] = [path for path in _search_path(asked["environment"]) if path not in sys.path]
     before = set(sys.modules)
     atexit.register(lambda: Path(asked["modules"]).write_text("\n".join(n for n in sys.modules if n not in before)))

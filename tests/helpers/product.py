@@ -20,12 +20,12 @@ PROJECT = Path(__file__).parents[2]
 SEARCH_PATH = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 
-def imagemill(*arguments, stub=False, **environment):
-    """Run a command to its end; `.returncode`, `.stdout`, `.stderr` as text."""
+def imagemill(*arguments, stub=False, folder=PROJECT, **environment):
+    """Run a command to its end, in a folder; `.returncode`, `.stdout`, `.stderr` as text."""
     words, environment = command(*arguments, stub=stub), _environment(environment)
     if not recorder.environment() and _forks().can_run(environment):
-        return _forks().run(words, environment)
-    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=PROJECT, env=environment)
+        return _forks().run(words, environment, folder=folder)
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=environment)
 
 
 @cache
