@@ -152,7 +152,10 @@ def test_rollback_can_delete_the_embeddings(tmp_path):
     assert "3 extracted" in stage2(root), "and migration makes them again"
 
 
-ORDERS = [("dinov3", "vae", "t5", "migrate"), ("migrate", "t5", "vae", "dinov3", "migrate")]
+ORDERS = [
+    pytest.param(("dinov3", "vae", "t5", "migrate"), marks=pytest.mark.soak),
+    ("migrate", "t5", "vae", "dinov3", "migrate"),
+]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)

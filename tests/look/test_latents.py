@@ -227,7 +227,7 @@ def test_at_most_64_photographs_at_equal_distances_are_used():
     assert module._spread(ids[:64]) == ids[:64]
 
 
-@pytest.mark.parametrize("size", ["original", "bucket"])
+@pytest.mark.parametrize("size", ["original", pytest.param("bucket", marks=pytest.mark.soak)])
 def test_map_explains_half_of_the_colours_of_preview_latents(coco128, data_root, size):
     """128 photographs, the preview model, the passes of the product."""
     coco_photos(coco128, data_root.approved)

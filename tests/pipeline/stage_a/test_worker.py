@@ -81,7 +81,7 @@ def test_per_image_batches_are_full(bench):
     assert [len(batch) for batch in summarizer.batches] == [16, 8]
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.soak), 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_at_most_a_batch_of_decoded_images_is_in_memory(bench, mode, size, monkeypatch):
     """Scenario: "keeping at most batch_size images in flight". Each decoding counts the images still referenced."""
