@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from imagemill.domain.layout import DataRoot
@@ -16,7 +18,7 @@ from imagemill.store.ledger import Ledger
 from tests.helpers.product import PROJECT, STUBS, coco_photos, contents, photos
 from tests.helpers.ray_nodes import ADDRESS, RayNodes, can_make_nodes
 
-pytestmark = pytest.mark.skipif(not can_make_nodes(), reason="nodes need root, unshare, nsenter and ip")
+pytestmark = pytest.mark.skipif(not can_make_nodes(), reason="nodes need root, unshare and nsenter")
 
 STUBBED = os.pathsep.join([str(STUBS.with_name("stubbed")), str(PROJECT)])
 KINDS = ("dinov3_npy", "vae_latents", "t5_hidden")
@@ -95,8 +97,12 @@ def begin(cluster, root):
 
 def workers():
     """Return the processes of actors, on any node."""
-    found = subprocess.run(["pgrep", "-f", "^ray::NodeWorker"], capture_output=True, text=True, check=False).stdout
-    return [int(pid) for pid in found.split()]
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::NodeWorker"):
+                found.append(process.pid)
+    return found
 
 
 def ends(check, seconds):
