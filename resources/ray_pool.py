@@ -37,6 +37,7 @@ from imagemill.pipeline.remote import (
     Parcel,
     RemotePass,
     WorkQueue,
+    about_here,
     bytes_of,
     differences,
 )
@@ -145,6 +146,7 @@ class RayPool:
         self._queue = WorkQueue(task.name_of, task.model_batch)
         self._actors: list[_Actor] = []
         self._unfit: dict[str, str] = {}  # node id -> why
+        self._driver = about_here(None, "", *task.modules)
         self._reference: About | None = None
         self._last_ready, self._looked, self._first_ready = time.monotonic(), 0.0, None
         self._starts: Counter[str] = Counter()  # workers of a node that died before they answered
@@ -401,9 +403,7 @@ class RayPool:
                     raise about.error
                 self._leave(actor, str(about.error.args[0] if about.error.args else about.error))
                 continue
-            sources, versions = self._task.here()
-            driver = About(node="", sources=sources, versions=versions)
-            differs = differences(driver, about, model=False)
+            differs = differences(self._driver, about, model=False)
             if not differs and self._reference is not None:
                 differs = differences(self._reference, about)
             if differs:

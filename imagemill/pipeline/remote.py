@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from imagemill.errors import ImagemillError
+from imagemill.pipeline.software import sources, versions
+from imagemill.store.provenance import ModelIdentity
 
 # A part of the results of a batch: at most so many bytes, and those of so many seconds.
 PART_BYTES = 4 << 20
@@ -72,13 +74,12 @@ class RemotePass(Protocol):
     gpus: float
     """GPUs, or the share of one, that each worker needs."""
 
+    modules: Sequence[str]
+    """Modules of other packages that make the results."""
+
     @property
     def model_batch(self) -> int:
         """Keys of a model call, as far as it is known before the first."""
-        ...
-
-    def here(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the sources and versions of this machine."""
         ...
 
     def weight(self, key: Any) -> int:
@@ -133,6 +134,21 @@ class About:
     model: dict[str, Any] = field(default_factory=dict)
 
 
+def about_here(identity: ModelIdentity | None = None, batch_size: object = "", *modules: str) -> About:
+    """Return the facts of this machine, and those of a model on it.
+
+    Args:
+        identity: of the model; None for the software alone.
+        batch_size: most items of a model call, as configured.
+        modules: of other packages that make the results.
+    """
+    about = About(node=socket.gethostname(), sources=sources(*modules), versions=versions())
+    if identity is None:
+        return about
+    device = identity.device.partition(":")[0]
+    return replace(about, device=device, batch_size=str(batch_size), identity=identity, model=identity.facts)
+
+
 def differences(mine: About, other: About, *, code: bool = True, model: bool = True) -> list[str]:
     """Return the facts in which two workers differ, each as `name theirs, name mine`, for a message.
 
@@ -180,9 +196,9 @@ class NodeWorker:
         self._stopped = threading.Event()
 
     def about(self) -> About | BatchFailed:
-        """Return what the results depend on, and the name of the node."""
+        """Return what the results depend on, or the error."""
         try:
-            return replace(self._worker.about(), node=socket.gethostname())
+            return self._worker.about()
         except Exception as error:
             return BatchFailed(_portable(error))
 
@@ -236,7 +252,7 @@ def _portable(error: Exception) -> Exception:
 
 @dataclass(eq=False)
 class Batch:
-    """Parcels that one worker gets together. `begun`: whether the worker may have begun them; `waiting`: names without a row."""
+    """Parcels that one worker gets together. `begun`: whether it may have begun them; `names`: of the keys without a row."""
 
     parcels: list[Parcel]
     names: set[str]

@@ -136,7 +136,7 @@ def _forks() -> Forks:
 
 def _in_a_fork(text: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
     """Run a plain `imagemill` command without another start of Python; None if a shell has to run it."""
-    if not re.fullmatch(r"imagemill [\w ./=,:+-]+", text) or "~" in text:
+    if not re.fullmatch(r"imagemill [\w ./=,:+-]+", text):
         return None
     words = [sys.executable, "-m", "dagster_project.cli.main", *text.split()[1:]]
     return _forks().run(words, environment, folder=folder, merged=True)

@@ -18,16 +18,13 @@ def recipe():
 class Task:
     """A pass over texts."""
 
-    recipe, gpus, model_batch = staticmethod(recipe), 0, 4
+    recipe, gpus, modules, model_batch = staticmethod(recipe), 0, (), 4
 
     def __init__(self, recorded=None):
         self.recorded, self.agreed = recorded, None
 
     def name_of(self, key):
         return key
-
-    def here(self):
-        return {"imagemill": "s"}, {"torch": "2"}
 
     def lost(self, key, how):
         return key, how
@@ -167,6 +164,7 @@ def test_worker_that_dies_before_it_answers_is_started_again(notes, monkeypatch)
 def test_node_with_other_software_gets_no_work(notes, monkeypatch):
     """Spec: docs/spec/engines.md#reference"""
     pool = pool_of(notes)
+    pool._driver = About(node="", sources={"imagemill": "s"}, versions={"torch": "2"})
     actor_of(pool, "one").known = None
     answered(monkeypatch, About(node="one", sources={"imagemill": "t"}, versions={"torch": "2"}))
 

@@ -4,38 +4,24 @@ There, a `CaptionWorker` without folders asks the model. The general part is in 
 Spec: docs/spec/engines.md#what-travels
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
-import numpy as np
+from typing import Any
 
 from imagemill.config import VlmSettings
 from imagemill.domain.inputs import ColorSetting
 from imagemill.errors import ModelMismatch
 from imagemill.fs.fingerprints import signature_bytes
-from imagemill.fs.folders import SentFolder, file_bytes
+from imagemill.fs.folders import SentFolder
 from imagemill.models import CAPTIONER, Captioner
-from imagemill.pipeline.remote import About, Parcel
-from imagemill.pipeline.software import sources, versions
+from imagemill.pipeline.remote import About, Parcel, about_here
 from imagemill.pipeline.stage2.caption import CaptionedImage, CaptionJob, CaptionWorker, lost_caption
+from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send, settings_on_nodes
 from imagemill.store.provenance import ModelIdentity, differing_facts
 
-# The captioner's entry in `engine.gpus`.
-POOL = CAPTIONER
-
 _JOB_BYTES = 1024
-
-
-class SentImage(NamedTuple):
-    """A job as it travels. `image`: the bytes of the file, uint8 (n,)."""
-
-    job: CaptionJob
-    image: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +59,15 @@ class CaptionRecipe:
         return RemoteCaptionWorker(self)
 
 
-class RemoteCaptionWorker:
+class RemoteCaptionWorker(SentImagesWorker):
     """The worker, on the other machine."""
 
     def __init__(self, recipe: CaptionRecipe) -> None:
+        super().__init__()
         self.recipe = recipe
-        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
-        self._stopped = False
-        self._worker = CaptionWorker(
+        self.worker = CaptionWorker(
             approved=SentFolder(),
-            captioner=partial(recipe.make, recipe.settings, recipe.prompt, recipe.threads, Path(self._previews.name)),
+            captioner=partial(recipe.make, recipe.settings, recipe.prompt, recipe.threads, self.preview_root),
             images_per_call=recipe.images_per_call,
             decode_threads=recipe.decode_threads,
             decode_ahead_pixels=recipe.decode_ahead_pixels,
@@ -91,30 +76,7 @@ class RemoteCaptionWorker:
 
     def about(self) -> About:
         """Return the facts on which the captions depend; the identity of the model is read from its files."""
-        identity = self.recipe.identity(Path(self._previews.name))
-        return About(
-            node="",
-            sources=sources(),
-            versions=versions(),
-            device=identity.device.partition(":")[0],
-            batch_size=str(self.recipe.images_per_call),
-            identity=identity,
-            model=identity.facts,
-        )
-
-    def stream(self, payloads: Sequence[SentImage]) -> Iterator[CaptionedImage]:
-        """Yield one row per job, in order."""
-        self._worker.approved = SentFolder({sent.job.file_name: sent.image.tobytes() for sent in payloads})
-        yield from self._worker.stream(job for job in [sent.job for sent in payloads] if not self._stopped)
-
-    def stop(self) -> None:
-        """Take no further job."""
-        self._stopped = True
-
-    def close(self) -> None:
-        """Free the memory of the model."""
-        self._worker.close()
-        self._previews.cleanup()
+        return about_here(self.recipe.identity(self.preview_root), self.recipe.images_per_call)
 
 
 class CaptionPass:
@@ -135,17 +97,15 @@ class CaptionPass:
         *,
         identify: Callable[[VlmSettings, str, int, Path], ModelIdentity],
     ) -> None:
-        self.gpus = gpus.get(POOL, 0)
+        self.modules = ()
+        self.gpus = gpus.get(CAPTIONER, 0)
         self._approved = options["approved"]
         captioner: partial[Any] = options["captioner"]
         settings, prompt, threads, self._preview_root = captioner.args
-        if not self.gpus and settings.device == "auto":  # Ray hides no GPU from a worker that asks for none
-            settings = msgspec.structs.replace(settings, device="cpu")
-        self._jobs: dict[str, CaptionJob] = {}
         self.recipe = CaptionRecipe(
             make=captioner.func,
             identify=identify,
-            settings=settings,
+            settings=settings_on_nodes(settings, self.gpus),
             prompt=prompt,
             threads=threads,
             images_per_call=options["images_per_call"],
@@ -154,14 +114,15 @@ class CaptionPass:
             color=options["color"],
         )
 
+    @cached_property
+    def _identity(self) -> ModelIdentity:
+        """Identity of the model on this machine."""
+        return self.recipe.identity(self._preview_root)
+
     @property
     def model_batch(self) -> int:
         """Images of a model call."""
         return self.recipe.images_per_call
-
-    def here(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the sources and versions of this machine."""
-        return sources(), versions()
 
     def weight(self, job: CaptionJob) -> int:
         """Return the bytes that a job will send."""
@@ -174,30 +135,27 @@ class CaptionPass:
     def send(self, job: CaptionJob) -> CaptionedImage | Parcel:
         """Pack the image of a job."""
         try:
-            image = np.frombuffer(file_bytes(self._approved / job.file_name, job.stat), np.uint8)
+            image = image_to_send(self._approved, job)
         except Exception as error:  # disk error: the next run tries this image again
             return CaptionedImage(job, "failed", reason="read_error", detail=f"{type(error).__name__}: {error}")
-        self._jobs[job.image_id] = job
         return Parcel(job, SentImage(job, image), image.nbytes)
 
     def fits(self, about: About) -> bool:
         """Return whether a worker has the model and the prompt of this machine."""
-        return not differing_facts(self.recipe.identity(self._preview_root), about.identity)
+        return not differing_facts(self._identity, about.identity)
 
     def agree(self, about: About) -> None:
         """Check the model. Raises ModelMismatch for another one than that of this machine, whose key captions get."""
-        mine = self.recipe.identity(self._preview_root)
-        if fields := differing_facts(mine, about.identity):
+        if fields := differing_facts(self._identity, about.identity):
             raise ModelMismatch(
                 f"captioner: the model on the nodes is not that of this machine; it differs in {', '.join(fields)}",
                 do="give all machines the same model",
             )
 
     def receive(self, row: CaptionedImage) -> CaptionedImage:
-        """Return the row with the job as it is known here."""
-        return replace(row, job=self._jobs.pop(row.job.image_id))
+        """Return the row, which carries nothing to store."""
+        return row
 
     def lost(self, job: CaptionJob, how: str) -> CaptionedImage:
         """Return the row of a job that ended its worker each time."""
-        self._jobs.pop(job.image_id, None)
         return lost_caption(job, how)

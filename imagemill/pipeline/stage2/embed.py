@@ -40,7 +40,6 @@ from imagemill.errors import (
     ImagemillError,
     ModelUnusable,
     NonFiniteEmbedding,
-    Refused,
     is_disk_full,
 )
 from imagemill.formats.npy import NpyStore, npy_header
@@ -319,10 +318,6 @@ class EmbedWorker:
                 return self._prepared(Needed(job, *read_source(self.spec, self.approved, job, self.pixels), None))
             needed = self._examiner.examine(job)
             return needed if isinstance(needed, EmbedRow) else self._prepared(needed)
-        except Refused as refusal:
-            return row_of_error(job, refusal)
-        except ImagemillError:  # the model cannot be loaded or is not the recorded one, which stops the pass
-            raise
         except Exception as error:
             return row_of_error(job, error)
 

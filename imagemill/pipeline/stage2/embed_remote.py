@@ -5,25 +5,22 @@ that return are checked and staged. There, an `EmbedWorker` without folders make
 Spec: docs/spec/engines.md#what-travels
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings
-from imagemill.errors import ImagemillError, ModelMismatch, Refused
+from imagemill.errors import ModelMismatch
 from imagemill.formats.npy import all_finite
 from imagemill.fs.fingerprints import signature_bytes
-from imagemill.fs.folders import SentFolder, file_bytes
+from imagemill.fs.folders import SentFolder
 from imagemill.kinds import spec_named
 from imagemill.pipeline.batch_size import FIRST
-from imagemill.pipeline.remote import About, Parcel
-from imagemill.pipeline.software import sources, versions
+from imagemill.pipeline.remote import About, Parcel, about_here
 from imagemill.pipeline.stage2.embed import EmbedWorker, write_empty_caption
 from imagemill.pipeline.stage2.examine import (
     EmbedRow,
@@ -35,6 +32,7 @@ from imagemill.pipeline.stage2.examine import (
     wanted_input,
 )
 from imagemill.pipeline.stage2.plan import Job
+from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send, settings_on_nodes
 from imagemill.store.inputs import PixelRule
 from imagemill.store.provenance import ModelIdentity, RecordedModels, differing_facts, empty_caption_file
 
@@ -43,13 +41,6 @@ _CAPTION_BYTES = 2048
 
 # Items of a model call where the worker finds the number itself.
 _BATCH_ON_A_DEVICE = 32
-
-
-class Sent(NamedTuple):
-    """A job as it travels. `image`: the bytes of the file, uint8 (n,); None for a caption of an image that is known."""
-
-    job: Job
-    image: np.ndarray | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +76,20 @@ class EmbedRecipe:
         return RemoteEmbedWorker(self)
 
 
-class RemoteEmbedWorker:
+class RemoteEmbedWorker(SentImagesWorker):
     """The worker, on the other machine."""
 
     def __init__(self, recipe: EmbedRecipe) -> None:
+        super().__init__()
         self.recipe = recipe
         spec = spec_named(recipe.kind, recipe.declared_as).requested(recipe.settings)
         self.spec = replace(spec, contract=dict(recipe.contract))
-        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
-        self._stopped = False
-        self._worker = EmbedWorker(
+        self.worker = EmbedWorker(
             spec=self.spec,
             approved=SentFolder(),
             store=None,
             recorded_models=recipe.recorded_models,
-            preview_root=Path(self._previews.name),
+            preview_root=self.preview_root,
             settings=recipe.settings,
             threads=recipe.threads,
             decode_threads=recipe.decode_threads,
@@ -110,37 +100,15 @@ class RemoteEmbedWorker:
 
     def about(self) -> About:
         """Return what the arrays depend on; the identity of the model is read from its files."""
-        encoder_class = self.spec.encoder_class()
-        identity: ModelIdentity = encoder_class.identify(
-            self.recipe.settings,
-            spec=self.spec,
-            threads=self.recipe.threads,
-            preview_root=Path(self._previews.name),
+        identity: ModelIdentity = self.spec.encoder_class().identify(
+            self.recipe.settings, spec=self.spec, threads=self.recipe.threads, preview_root=self.preview_root
         )
-        return About(
-            node="",
-            sources=sources(self.spec.encoder.partition(":")[0]),
-            versions=versions(),
-            device=identity.device.partition(":")[0],
-            batch_size=str(self.recipe.settings.batch_size),
-            identity=identity,
-            model=identity.facts,
-        )
+        return about_here(identity, self.recipe.settings.batch_size, *_modules(self.spec))
 
-    def stream(self, payloads: Sequence[Sent]) -> Iterator[EmbedRow]:
-        """Yield one row per job, in any order."""
-        files = {sent.job.file_name: sent.image.tobytes() for sent in payloads if sent.image is not None}
-        self._worker.approved = SentFolder(files)
-        yield from self._worker.stream(job for job in [sent.job for sent in payloads] if not self._stopped)
 
-    def stop(self) -> None:
-        """Take no further job."""
-        self._stopped = True
-
-    def close(self) -> None:
-        """Free the memory of the model."""
-        self._worker.close()
-        self._previews.cleanup()
+def _modules(spec: EmbeddingSpec) -> tuple[str, ...]:
+    """Return the modules that make the files of a kind, besides those of imagemill."""
+    return (spec.encoder.partition(":")[0],)
 
 
 class EmbedPass:
@@ -157,9 +125,8 @@ class EmbedPass:
         self._store, self._approved = options["store"], options["approved"]
         self._pixels: PixelRule = options.get("pixels") or PixelRule()
         self.gpus = gpus.get(self._spec.pass_name, 0)
-        self._settings: EncoderSettings = options["settings"]
-        if not self.gpus and self._settings.device == "auto":  # Ray hides no GPU from a worker that asks for none
-            self._settings = msgspec.structs.replace(self._settings, device="cpu")
+        self.modules = _modules(self._spec)
+        self._settings: EncoderSettings = settings_on_nodes(options["settings"], self.gpus)
         self._models: RecordedModels = options["recorded_models"]
         self._empty_captions: Path | None = options.get("empty_captions")
         self._extract_only = options.get("extract_only", False)
@@ -198,10 +165,6 @@ class EmbedPass:
             return FIRST if self._settings.device == "cpu" else _BATCH_ON_A_DEVICE
         return size
 
-    def here(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the sources and versions of this machine."""
-        return sources(self._spec.encoder.partition(":")[0]), versions()
-
     def weight(self, job: Job) -> int:
         """Return the bytes that a job will send, from what is known without reading the image."""
         reads = self._spec.source == "pixels" or job.facts is None
@@ -219,18 +182,14 @@ class EmbedPass:
                 return needed
             image = None
             if self._spec.source == "pixels" or (needed.source is None and job.stat is not None):
-                image = np.frombuffer(file_bytes(self._approved / job.file_name, job.stat), np.uint8)
-        except Refused as refusal:
-            return row_of_error(job, refusal)
-        except ImagemillError:
-            raise
+                image = image_to_send(self._approved, job)
         except Exception as error:
             return row_of_error(job, error)
         self._sent[job.image_id] = job, needed.replaced
         bare = replace(
             job, facts=needed.source, present=None, known=(), inline=None, suspect=False, copies=(), linkable=False
         )
-        return Parcel(job, Sent(bare, image), _CAPTION_BYTES if image is None else image.nbytes)
+        return Parcel(job, SentImage(bare, image), _CAPTION_BYTES if image is None else image.nbytes)
 
     def fits(self, about: About) -> bool:
         """Return whether a worker has the recorded model."""
@@ -245,7 +204,6 @@ class EmbedPass:
     def receive(self, row: EmbedRow) -> EmbedRow:
         """Check and stage the array of a row; a row without one is returned as it is."""
         job, row.replaced = self._sent.pop(row.image_id)
-        row.stat = job.stat
         array, row.array = row.array, None
         state, row.empty_caption = row.empty_caption, None
         if row.identity is not None:
@@ -258,8 +216,6 @@ class EmbedPass:
             row.identity = msgspec.structs.replace(self._identity, batch_size=row.identity.batch_size)
         if array is None:
             return row
-        if row.source is None and job.facts is not None:
-            row.source = job.facts
         size = (row.source.height, row.source.width) if row.source else (0, 0)
         expected = self._spec.layout(*size)
         if (array.shape, array.dtype) != expected:

@@ -252,10 +252,15 @@ def failed_row(job: Job, reason: str, problem: Exception | str, remedy: str = "r
 
 
 def row_of_error(job: Job, error: Exception) -> EmbedRow:
-    """Return the row of a job whose image was refused, or could not be read or prepared."""
+    """Return the row of a job whose image was refused, or could not be read or prepared.
+
+    Raises the error if it stops the pass: the model cannot be loaded, or is not the recorded one.
+    """
     if isinstance(error, Refused):
         remedy = error.do or "replace the image"
         return EmbedRow(job.image_id, "refused", job.stat, reason=error.reason, detail=error.what, remedy=remedy)
+    if isinstance(error, ImagemillError):
+        raise error
     # A disk or memory error: the next run tries this image again.
     return failed_row(job, "read_error" if isinstance(error, OSError) else "prepare_error", error)
 

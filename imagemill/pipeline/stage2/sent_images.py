@@ -1,0 +1,65 @@
+"""Images that travel to a worker on another machine: what all passes over them have in common.
+
+Spec: docs/spec/engines.md#what-travels
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from imagemill.domain.encoder_settings import ModelSettings
+from imagemill.fs.folders import Folder, SentFolder, file_bytes
+from imagemill.pipeline.stage2.image_metadata import ImageFile
+
+Settings = TypeVar("Settings", bound=ModelSettings)
+
+
+class SentImage(NamedTuple):
+    """A job as it travels. `image`: the bytes of the file, uint8 (n,); None for a job that reads none."""
+
+    job: Any
+    image: np.ndarray | None
+
+
+def image_to_send(approved: Folder, job: ImageFile) -> np.ndarray:
+    """Return the bytes of a job's image, uint8 (n,). Raises OSError."""
+    return np.frombuffer(file_bytes(approved / job.file_name, job.stat), np.uint8)
+
+
+def settings_on_nodes(settings: Settings, gpus: float) -> Settings:
+    """Return the settings of a worker that asks for so many GPUs; Ray hides no GPU from one that asks for none."""
+    return msgspec.structs.replace(settings, device="cpu") if settings.device == "auto" and not gpus else settings
+
+
+class SentImagesWorker:
+    """A worker, on the other machine, around the `worker` of a subclass, which reads the images that were sent."""
+
+    worker: Any
+
+    def __init__(self) -> None:
+        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
+        self._stopped = False
+
+    @property
+    def preview_root(self) -> Path:
+        """Folder in which this worker makes preview models."""
+        return Path(self._previews.name)
+
+    def stream(self, payloads: Sequence[SentImage]) -> Iterator[Any]:
+        """Yield one row per job, in any order."""
+        files = {sent.job.file_name: sent.image.tobytes() for sent in payloads if sent.image is not None}
+        self.worker.approved = SentFolder(files)
+        yield from self.worker.stream(job for job in [sent.job for sent in payloads] if not self._stopped)
+
+    def stop(self) -> None:
+        """Take no further job."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Free the memory of the model."""
+        self.worker.close()
+        self._previews.cleanup()
