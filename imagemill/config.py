@@ -394,12 +394,12 @@ def _check_engine(config: Config, path: Path, document: YamlDocument) -> None:
                 do=f"add `kind: ray`, or remove engine.{given[0]}; `devices` sets the workers of this machine",
             )
         return
-    places = [("encoders", kind, "device") for kind in config.encoders]
-    named: list[tuple[str, ...]] = [
-        place for place in places if str(config.encoders[place[1]].get("device", "")).startswith("cuda:")
-    ]
-    if config.devices is not None:
-        named.insert(0, ("devices",))
+    devices: dict[tuple[str, ...], object] = {
+        ("encoders", kind, "device"): given.get("device") for kind, given in config.encoders.items()
+    }
+    devices["captioner", "device"] = config.captioner.device
+    named = [("devices",)] if config.devices is not None else []
+    named += [place for place, device in devices.items() if str(device).startswith("cuda:")]
     if named:
         setting, line = ".".join(named[0]), document.line(named[0])
         raise WrongUsage(

@@ -98,6 +98,7 @@ def test_token_is_that_of_ray(monkeypatch, tmp_path, environment, token):
         ("engine: {workers: 2}", "engine.workers belongs to engine.kind: ray"),
         ("engine: {kind: ray}\ndevices: all", "devices names GPUs of this machine"),
         ("engine: {kind: ray}\nencoders: {vae_latents: {device: 'cuda:1'}}", "encoders.vae_latents.device names GPUs"),
+        ("engine: {kind: ray}\ncaptioner: {device: 'cuda:1'}", "captioner.device names GPUs of this machine"),
         ("engine: {kind: dask}", "kind"),
         ("engine: {kind: ray, cpus: -1}", "cpus"),
     ],
