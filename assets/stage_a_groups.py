@@ -50,7 +50,7 @@ from io_managers.figures import with_units
 from io_managers.viewer import page_shown
 from resources.dagster_internals.events import ExplainedFailure, images_failed
 from resources.data_root import DataRootResource
-from resources.engine import LocalProcesses
+from resources.engine import ConfiguredEngine
 from resources.summarizer import SummarizerResource
 
 RANKS = "stage_a_ranks"
@@ -99,7 +99,7 @@ def stage_a_ranks(
     context: dg.AssetExecutionContext,
     config: RanksConfig,
     data_root: DataRootResource,
-    processes: LocalProcesses,
+    engine: ConfiguredEngine,
     summarizer: SummarizerResource,
 ) -> dg.MaterializeResult:
     """`<mission>_stage_a.images.rank<r>.jsonl`: one line per image of a rank. Several ranks of a run use several processes."""
@@ -115,12 +115,13 @@ def stage_a_ranks(
             summarizer.former_identity(mission),
         )
         model_metadata = summarizer.metadata(mission)
-        engine = processes.with_workers(min(config.workers, len(numbers)))
-        options = rank_options(plan, root, summarizer, config, launch=given.launch or "", processes=engine.workers)
+        workers = min(config.workers, len(numbers))
+        here = engine.processes_here(workers)
+        options = rank_options(plan, root, summarizer, config, launch=given.launch or "", processes=here)
         for folder in (options["output"], options["store"]):
             sweep_temporaries(folder)
         import_summaries(ledger, mission, options["output"], options["store"])
-        shares = list(run_ranks(engine, numbers if plan.groups else [], options))
+        shares = list(run_ranks(partial(engine.map_keys, workers=workers), numbers if plan.groups else [], options))
         import_summaries(ledger, mission, options["output"], options["store"])
         ledger.record_counts(context.run.run_id, RANKS, _sum(shares))
     path = dg.MetadataValue.path(str(root.stage_a_output))
@@ -133,14 +134,17 @@ def stage_a_ranks(
 
 
 def run_ranks(
-    engine: LocalProcesses, numbers: Sequence[int], options: Mapping[str, Any], go_on: Callable[[], None] | None = None
+    map_keys: Callable[..., Iterator[RankResult]],
+    numbers: Sequence[int],
+    options: Mapping[str, Any],
+    go_on: Callable[[], None] | None = None,
 ) -> Iterator[RankResult]:
     """Run each of these ranks to its end. A rank whose process dies is closed, and the others continue.
 
     Images that an earlier rank left unfinished when its process died are processed in a child process.
 
     Args:
-        engine: worker processes.
+        map_keys: method of an engine.
         numbers: the ranks.
         options: arguments of RankRunner, from `rank_options`.
         go_on: argument of RankRunner.
@@ -149,7 +153,7 @@ def run_ranks(
     behind = left_behind(store)
     apart = any(plan.split_jobs(rank, behind)[1] for rank in numbers)
     died = partial(close_dead_rank, plan, options["output"], store, options["launch"])
-    return engine.map_keys(RankRunner, numbers, died, apart=apart, options=options, go_on=go_on)
+    return map_keys(RankRunner, numbers, died, apart=apart, options=options, go_on=go_on)
 
 
 def _refuse_dead(

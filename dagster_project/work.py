@@ -229,7 +229,7 @@ class CommandSession:
             unreported = self._unreported(passes.specs, ledger, chosen) if limit is None else set()
         ids = sorted({*ids_of(jobs), *unreported})
         register(self.instance, images, sorted({*scan.sources, *ids}))
-        self._embed_in_ranges(passes, ids, recaption, _engine(accept_node))
+        self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))
         self.embedded = embedded_images(ledger.changes())
 
     def _awaited(self, passes: Passes, scan: Scan, chosen: Collection[str], recaption: bool) -> set[str]:
@@ -382,7 +382,14 @@ class CommandSession:
         self._run([asset], partition=key, **_run_options({op_name(asset): config}))
 
     def infer_ranks(
-        self, mission: str, numbers: Sequence[int], world_size: int, *, summarizer: str | None, **config: Any
+        self,
+        mission: str,
+        numbers: Sequence[int],
+        world_size: int,
+        *,
+        summarizer: str | None,
+        accept_node: str | None = None,
+        **config: Any,
     ) -> None:
         """Run these ranks of a mission: in one run, or in several if other ranks were registered in between."""
         assert ranks.name
@@ -394,13 +401,15 @@ class CommandSession:
             self._run(
                 [RANKS],
                 partition_range=(first, last),
-                **_run_options({op_name(RANKS): config}, _summarizer(summarizer)),
+                **_run_options({op_name(RANKS): config}, _resources(summarizer=summarizer, accept_node=accept_node)),
             )
 
     def merge_groups(self, mission: str, *, summarizer: str | None, **config: Any) -> None:
         """Merge the output of a mission's ranks."""
         register_missions(self.instance, [mission], 0)
-        self._run([GROUPS], partition=mission, **_run_options({op_name(GROUPS): config}, _summarizer(summarizer)))
+        self._run(
+            [GROUPS], partition=mission, **_run_options({op_name(GROUPS): config}, _resources(summarizer=summarizer))
+        )
 
     def _run(
         self, assets: Sequence[str], *, partition: str | None = None, tags: Mapping[str, str] | None = None, **how: Any
@@ -436,14 +445,16 @@ def _run_options(by_op: Mapping[str, Mapping[str, Any]], run_config: Mapping[str
     return {"run_config": {"ops": ops, **(run_config or {})}, "tags": tags}
 
 
-def _engine(accept_node: str | None) -> dict[str, Any]:
-    """Return the run configuration of the engine, empty without a node."""
-    return {"resources": {"engine": {"config": {"accept_node": accept_node}}}} if accept_node else {}
+def _resources(*, summarizer: str | None = None, accept_node: str | None = None) -> dict[str, Any]:
+    """Return the run configuration of resources, empty if they are as configured.
 
-
-def _summarizer(kind: str | None) -> dict[str, Any]:
-    """Return the run configuration of the summarizer, empty if it is the configured one."""
-    return {"resources": {"summarizer": {"config": {"kind": kind}}}} if kind else {}
+    Args:
+        summarizer: kind of the summarizer.
+        accept_node: node of the cluster that is right where nodes differ.
+    """
+    given = {"summarizer": {"kind": summarizer}, "engine": {"accept_node": accept_node}}
+    changed = {name: {"config": config} for name, config in given.items() if any(config.values())}
+    return {"resources": changed} if changed else {}
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class CaptionTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the processes that run the captioner and the models of embedding kinds. All but `kind` belong to `ray`.
+    """Settings of the processes that run the models. All but `kind` belong to `ray`.
 
     Attributes:
         kind: `local`: this process, or one process per device of `devices`. `ray`: the nodes of a Ray cluster, of which this
@@ -186,8 +186,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         address: `HOST:PORT` of the cluster, or `auto` for the one that runs on this computer.
         workers: most workers; if unset, as many as the nodes have room for.
         cpus: processors of a node that each worker asks for.
-        gpus: GPUs that each worker asks for, by name of the pass or `captioner`; 0.5 lets two share one. A pass without an entry
-            uses none.
+        gpus: GPUs that each worker asks for, by name of the pass, `captioner` or `summarizer`; 0.5 lets two share one. A pass
+            without an entry uses none.
         resources: other resources that each worker asks for, by their names in the cluster.
         in_flight_mb: most megabytes of images and arrays in the process of the run; if unset, 256, or 32 per worker if that is
             more.
@@ -247,7 +247,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         push: URL, `s3://bucket/prefix`, to which the asset `published_shards` publishes the shards after packing; if unset, there
             is no such asset.
         licence: licence of the images, as the hub names it (`cc-by-4.0`), for the card beside the shards.
-        engine: processes that run the models of the embedding kinds.
+        engine: processes that run the models.
         share: `I/N`, from `0/N` to `N-1/N`: take only the images of `approved/` with this share's ids, so that N data roots
             divide the images of one folder. A data root keeps the share of its first run.
     """
@@ -398,6 +398,7 @@ def _check_engine(config: Config, path: Path, document: YamlDocument) -> None:
         ("encoders", kind, "device"): given.get("device") for kind, given in config.encoders.items()
     }
     devices["captioner", "device"] = config.captioner.device
+    devices["summarizer", "device"] = config.summarizer.device
     named = [("devices",)] if config.devices is not None else []
     named += [place for place, device in devices.items() if str(device).startswith("cuda:")]
     if named:

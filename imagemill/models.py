@@ -23,6 +23,9 @@ from imagemill.store.provenance import ModelIdentity
 # Name of the captioner in provenance records, counts and problems.
 CAPTIONER = "captioner"
 
+# Name of the summarizer among the passes of an engine.
+SUMMARIZER = "summarizer"
+
 
 class NamedImage(NamedTuple):
     """One image: its file name and its pixels (RGB, upright)."""

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from imagemill.config import EngineSettings
 from imagemill.store.trust import ENGINE, config_demands, refuse_untrusted
 from resources.data_root import DataRootResource
 from resources.local_pool import WorkerDied, run_on_processes
@@ -99,18 +100,69 @@ class ConfiguredEngine(Engine):
             WrongUsage, ClusterUnusable, NotTrusted: as `check`.
             NoWorkers, NodesDiffer: as `RayPool.stream`.
         """
-        settings = self.data_root.session.config.engine
-        pass_class = None if settings.kind == "local" else _passes_elsewhere().get(worker_class)
+        pass_class = self._pass_class(worker_class)
         if pass_class is None:
             yield from super().map_devices(worker_class, keys, each=each, batch_size=batch_size, lost_key=lost_key)
             return
-        if not keys:
+        (options,) = each
+        if keys:
+            yield from self._on_nodes(self._task(pass_class, options), keys)
+
+    def map_keys(
+        self,
+        worker_class: type[Any],
+        keys: Sequence[Any],
+        died: Callable[[Any, str], Any],
+        *,
+        workers: int,
+        apart: bool,
+        options: Mapping[str, Any],
+        **more: Any,
+    ) -> Iterator[Any]:
+        """Process keys one at a time: as `LocalProcesses.map_keys`, or divided among the workers of the configured cluster.
+
+        Args:
+            worker_class: class that is constructed once per worker.
+            keys: small picklable values.
+            died: as for `LocalProcesses.map_keys`. A worker of a cluster that dies costs no key as a whole.
+            workers: processes on this machine.
+            apart: as for `LocalProcesses.map_keys`.
+            options: argument of `worker_class`.
+            **more: other arguments of `worker_class`.
+
+        Raises:
+            WrongUsage, ClusterUnusable, NotTrusted: as `check`.
+            NoWorkers, NodesDiffer: as `RayPool.stream`.
+        """
+        pass_class = self._pass_class(worker_class)
+        if pass_class is None:
+            here = LocalProcesses(workers=workers)
+            yield from here.map_keys(worker_class, keys, died, apart=apart, options=options, **more)
             return
+        task = self._task(pass_class, options)
+        yield from task.ranks(keys, lambda batches: self._on_nodes(task, batches) if batches else iter(()))
+
+    def processes_here(self, workers: int) -> int:
+        """Return how many of so many workers `map_keys` runs at a time on one machine."""
+        return workers if self._settings.kind == "local" else 1
+
+    @property
+    def _settings(self) -> EngineSettings:
+        return self.data_root.session.config.engine
+
+    def _pass_class(self, worker_class: type[Any]) -> Callable[..., Any] | None:
+        """Return the pass of a worker that runs on a cluster, None for a worker of this machine."""
+        return None if self._settings.kind == "local" else _passes_elsewhere().get(worker_class)
+
+    def _task(self, pass_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+        return pass_class(options, decode_threads=max(1, int(self._settings.cpus)), gpus=self._settings.gpus)
+
+    def _on_nodes(self, task: Any, keys: Sequence[Any]) -> Iterator[Any]:
+        """Join the cluster; yield one row per key."""
         self.check()
         from resources.ray_pool import RayPool, WorkerDemand
 
-        (options,) = each
-        task = pass_class(options, decode_threads=max(1, int(settings.cpus)), gpus=settings.gpus)
+        settings = self._settings
         demand = WorkerDemand(
             cpus=settings.cpus,
             gpus=task.gpus,
@@ -134,7 +186,7 @@ class ConfiguredEngine(Engine):
             WrongUsage, ClusterUnusable: as `ray_cluster.join`.
             NotTrusted: if the data root's own file names the cluster, and the user has not consented.
         """
-        settings, root = self.data_root.session.config.engine, self.data_root.root()
+        settings, root = self._settings, self.data_root.root()
         if settings.kind == "local":
             return
         from resources.ray_cluster import IN_FLIGHT_BYTES, join
@@ -153,8 +205,14 @@ def _passes_elsewhere() -> dict[type[Any], Callable[..., Any]]:
     from imagemill.pipeline.stage2.caption_remote import CaptionPass
     from imagemill.pipeline.stage2.embed import EmbedWorker
     from imagemill.pipeline.stage2.embed_remote import EmbedPass
+    from imagemill.pipeline.stage_a.ranks_remote import RanksPass
+    from imagemill.pipeline.stage_a.worker import RankRunner
 
-    return {EmbedWorker: EmbedPass, CaptionWorker: partial(CaptionPass, identify=partial(identify_vlm, "captioner"))}
+    return {
+        EmbedWorker: EmbedPass,
+        CaptionWorker: partial(CaptionPass, identify=partial(identify_vlm, "captioner")),
+        RankRunner: RanksPass,
+    }
 
 
 def _note(line: str) -> None:

@@ -143,7 +143,7 @@ class RayPool:
     def __init__(self, task: RemotePass, demand: WorkerDemand, note: Callable[[str], None]) -> None:
         self._task, self._demand, self._note = task, demand, note
         self._recipe = pickle.dumps(task.recipe)
-        self._queue = WorkQueue(task.name_of, task.model_batch)
+        self._queue = WorkQueue(task.name_of, task.model_batch, task.parts)
         self._actors: list[_Actor] = []
         self._unfit: dict[str, str] = {}  # node id -> why
         self._driver = about_here(None, "", *task.modules)

@@ -5,8 +5,6 @@ imagemill/encoders/vlm.py, and the caller in imagemill/pipeline/stage_a/worker.p
 Spec: docs/spec/stage-a.md#summarizers
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -15,8 +13,8 @@ from pydantic import Field
 
 from imagemill.config import TRANSFORMERS, SummarizerSettings, check_kind
 from imagemill.encoders.prompts import Prompts
-from imagemill.encoders.recipes import import_class, make_class, make_vlm
-from imagemill.models import Summarizer, class_identity
+from imagemill.encoders.recipes import SummarizerClass, SummarizerModel, import_class
+from imagemill.models import class_identity
 from imagemill.store.provenance import ModelIdentity
 from imagemill.store.trust import SUMMARIZER, config_demands, refuse_untrusted
 from imagemill.text.settings import convert_settings
@@ -90,8 +88,8 @@ class SummarizerResource(dg.ConfigurableResource):
         known["preview"] = PREVIEW_NOTE if made_by.preview else None
         return {name: value for name, value in known.items() if value}
 
-    def factory(self, processes: int = 1) -> Callable[[int], Summarizer]:
-        """Return a picklable function that constructs the summarizer of a rank, in the process that uses it.
+    def factory(self, processes: int = 1) -> SummarizerModel | SummarizerClass:
+        """Return the picklable recipe that constructs the summarizer of a rank, in the process that uses it.
 
         A missing class, and a device that does not exist, raise here. With `devices`, ranks use them in turn.
 
@@ -101,8 +99,8 @@ class SummarizerResource(dg.ConfigurableResource):
         settings = self.settings()
         if settings.kind != TRANSFORMERS:
             import_class(settings.kind)
-            return partial(make_class, settings.kind)
+            return SummarizerClass(settings.kind)
         config, preview_root = self.data_root.session.config, self.data_root.root().preview_models
         threads = max(config.model_threads // processes, 1)
         devices = devices_in_use(config, settings)
-        return partial(make_vlm, settings, Prompts.read(settings.prompts), threads, preview_root, devices)
+        return SummarizerModel(settings, Prompts.read(settings.prompts), threads, preview_root, devices)

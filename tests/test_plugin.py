@@ -5,10 +5,8 @@ Spec: docs/spec/stage2.md#kinds
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -18,22 +16,15 @@ from PIL import Image
 from imagemill.domain.buckets import bucket_size
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.reading import ShardDataset, ShardSet
-from tests.helpers.product import PROJECT, imagemill, photos
+from tests.helpers.product import PROJECT, built_plugin, imagemill, photos
 
 KINDS = ["vae_latents", "t5_hidden", "patch_tokens"]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder of packages with the example plug-in installed from its wheel."""
-    folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PROJECT / "examples" / "plugin", folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    subprocess.run(build, check=True, capture_output=True, cwd=folder / "source")
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+    """A folder of packages with the example plug-in."""
+    return built_plugin(tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture

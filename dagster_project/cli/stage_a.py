@@ -1,7 +1,7 @@
 """`imagemill stage-a --mission M`: one-line summaries of a mission's images, merged per group.
 
     imagemill stage-a --mission M                    one rank, in this process
-    imagemill stage-a --mission M --world-size W     W ranks, each in a process of this machine
+    imagemill stage-a --mission M --world-size W     W ranks, each in a process of this machine; or a cluster works on all
     torchrun … -m imagemill stage-a                  each process is one rank; rank 0 waits for the others and merges
 
 Spec: docs/spec/conventions.md#command-line
@@ -17,7 +17,7 @@ from typing import Any, get_args
 import click
 
 from dagster_project.cli.exit_codes import leave_if_ended
-from dagster_project.cli.options import options, root_options
+from dagster_project.cli.options import accept_node, options, root_options
 from imagemill.config import check_kind
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import Ranks, ShardingMode, launch_of, ranks_of
@@ -77,16 +77,29 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Under torchrun: longest silence of the other ranks, and longest that they wait for rank 0 to begin.",
 )
+@accept_node
 @_refused
 @root_options
 def command(
-    session: Session, mission: str, options: StageAOptions, summarizer: str | None, wait_seconds: float
+    session: Session,
+    mission: str,
+    options: StageAOptions,
+    summarizer: str | None,
+    wait_seconds: float,
+    accept_node: str | None,
 ) -> None:
     """Summarise every image of a mission in one line, and merge the lines into one record per group."""
     world_size = options.world_size
     if world_size is None and not os.environ.get("WORLD_SIZE"):
         world_size = session.config.stage_a_ranks
     ranks = ranks_of(os.environ, world_size)
+    if ranks.rank is not None and session.config.engine.kind != "local":
+        raise WrongUsage(
+            f"rank {ranks.rank} of torchrun, and engine.kind is {session.config.engine.kind}",
+            where=session.root.config_file,
+            why="the workers of the cluster take the images of all ranks",
+            do="run `imagemill stage-a` once, without torchrun; or set engine.kind: local",
+        )
     if summarizer:
         check_kind(summarizer, where="--summarizer")
     here = options.located(session.root)
@@ -94,7 +107,7 @@ def command(
     if ranks.rank:
         _other_rank(here, found, ranks, summarizer, options, wait_seconds)
     else:
-        _whole(session, here, found, ranks, summarizer, options, wait_seconds)
+        _whole(session, here, found, ranks, summarizer, options, wait_seconds, accept_node)
 
 
 def _other_rank(
@@ -116,7 +129,7 @@ def _other_rank(
     output = root.stage_a_output
     wait_for_first(output, found.mission, plan.digest, launch, seconds=wait_seconds)
     go_on = partial(stop_if_superseded, output, found.mission, launch)
-    for share in run_ranks(LocalProcesses(workers=1), [ranks.rank], given, go_on):
+    for share in run_ranks(LocalProcesses(workers=1).map_keys, [ranks.rank], given, go_on):
         counts = f"inferred={share.inferred} reused={share.reused} failed={share.failed}"
         click.echo(f"rank {ranks.rank} of {ranks.world_size}: {counts}")
         if share.died:  # not a failure of this process: torchrun would end the others, and rank 0 could not merge
@@ -131,14 +144,18 @@ def _whole(
     summarizer: str | None,
     options: StageAOptions,
     wait_seconds: float,
+    accept_node: str | None,
 ) -> None:
     """Run all ranks, or rank 0 of torchrun; then merge."""
     from dagster_project.work import open_command
+    from resources.engine import ConfiguredEngine
 
     root, resource = session.root, _resource(session.root, summarizer)
     # A mistake or a missing model raises here, and leaves neither a partition nor a run.
     model_metadata = resource.metadata(found.mission)
     resource.factory()
+    if found.groups:
+        ConfiguredEngine(data_root=resource.data_root, accept_node="").check()
     refuse_no_root(root, may_begin=True)
     _make_folder(here.stage_a_output)
     under_torchrun = ranks.rank is not None
@@ -151,7 +168,9 @@ def _whole(
             session.put(name, folder)
         if found.groups:
             how = {**completed.given(RanksOptions), "launch": launch, "claim_stays": True}
-            work.infer_ranks(found.mission, numbers, ranks.world_size, summarizer=summarizer, **how)
+            work.infer_ranks(
+                found.mission, numbers, ranks.world_size, summarizer=summarizer, accept_node=accept_node, **how
+            )
             if work.interrupted or not work.only_images_failed:
                 leave_if_ended(work)
         wait = wait_seconds if under_torchrun else None

@@ -3,7 +3,7 @@
 The whole configuration is in imagemill/config.py.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     subfolder: str | None = None
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+
+
+Settings = TypeVar("Settings", bound=ModelSettings)
+
+
+def settings_on_nodes(settings: Settings, gpus: float) -> Settings:
+    """Return the settings of a worker on a Ray node that asks for so many GPUs; Ray hides no GPU from one that asks for none."""
+    return msgspec.structs.replace(settings, device="cpu") if settings.device == "auto" and not gpus else settings
 
 
 class EncoderSettings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

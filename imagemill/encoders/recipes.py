@@ -1,7 +1,7 @@
 """Recipes for making a summarizer in a worker process: picklable and small, because torch is imported only there.
 
-    partial(make_class, "module:Mine")                     a class given by the user
-    partial(make_vlm, settings, prompts, threads, root, devices)    the vision-language model, one per process
+    SummarizerClass("module:Mine")                         a class given by the user
+    SummarizerModel(settings, prompts, threads, root, devices)    the vision-language model, one per process
     partial(make_captioner, settings, prompt, threads, root)    the same model, captioning
 
 The summarizer of a deployment is chosen in resources/summarizer.py; the model is in encoders/vlm.py.
@@ -13,15 +13,17 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from imagemill.config import VlmSettings
+from imagemill.domain.encoder_settings import settings_on_nodes
 from imagemill.encoders.prompts import Prompts
 from imagemill.errors import ImagemillError, ModelUnusable, WrongUsage
-from imagemill.models import Captioner, Summarizer
+from imagemill.models import Captioner, Summarizer, class_identity
 from imagemill.store.provenance import ModelIdentity
 
 _HINT = (
@@ -30,26 +32,44 @@ _HINT = (
 )
 
 
-def make_vlm(
-    settings: VlmSettings, prompts: Prompts, threads: int, preview_root: Path, devices: Sequence[str], rank: int
-) -> Summarizer:
-    """Return the vision-language model as the summarizer of a rank. Ranks of one process and device share its weights.
+@dataclass(frozen=True)
+class SummarizerModel:
+    """Makes the vision-language model as the summarizer of a rank. Ranks of one process and device share its weights.
 
-    Args:
+    Attributes:
         settings: of the model.
         prompts: of the missions.
         threads: CPU threads of the model.
         preview_root: folder of preview models.
         devices: of the ranks, in turn.
-        rank: number of the rank.
-
-    Raises:
-        ModelUnusable: if the model does not exist, or is of another kind.
     """
-    from imagemill.encoders.vlm import SUMMARIZER, VlmSummarizer, held
 
-    settings = msgspec.structs.replace(settings, device=devices[rank % len(devices)])
-    return VlmSummarizer(held(settings, SUMMARIZER, threads, preview_root), prompts)
+    settings: VlmSettings
+    prompts: Prompts
+    threads: int
+    preview_root: Path
+    devices: Sequence[str]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules of other packages that make the summaries: none."""
+        return ()
+
+    def __call__(self, rank: int) -> Summarizer:
+        """Return the summarizer of a rank. Raises ModelUnusable if the model does not exist, or is of another kind."""
+        from imagemill.encoders.vlm import SUMMARIZER, VlmSummarizer, held
+
+        settings = msgspec.structs.replace(self.settings, device=self.devices[rank % len(self.devices)])
+        return VlmSummarizer(held(settings, SUMMARIZER, self.threads, self.preview_root), self.prompts)
+
+    def identity(self, mission: str) -> ModelIdentity:
+        """Return the identity of the model with a mission's prompt, read from its files. Raises ModelUnusable."""
+        return identify_vlm("summarizer", self.settings, self.prompts.of(mission), self.threads, self.preview_root)
+
+    def elsewhere(self, preview_root: Path, gpus: float) -> "SummarizerModel":
+        """Return the recipe for a worker on another machine: its folder of preview models, and how many GPUs it has."""
+        settings = settings_on_nodes(self.settings, gpus)
+        return replace(self, settings=settings, preview_root=preview_root, devices=(settings.device,))
 
 
 def make_captioner(settings: VlmSettings, prompt: str, threads: int, preview_root: Path) -> Captioner:
@@ -82,15 +102,36 @@ def identify_vlm(
     )
 
 
-def make_class(named: str, rank: int) -> Summarizer:
-    """Construct the summarizer of a rank from its class name, without arguments. Raises ModelUnusable if that raises."""
-    try:
-        return import_class(named)()
-    except ImagemillError:
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ModelUnusable(f"summarizer {named} cannot be made", why=why, do="correct its __init__") from error
+@dataclass(frozen=True)
+class SummarizerClass:
+    """Makes the summarizer of a rank from the name of its class, `MODULE:CLASS`, without arguments."""
+
+    named: str
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules of other packages that make the summaries."""
+        return (self.named.partition(":")[0],)
+
+    def __call__(self, rank: int) -> Summarizer:
+        """Return the summarizer of a rank. Raises ModelUnusable if its constructor raises."""
+        try:
+            return import_class(self.named)()
+        except ImagemillError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ModelUnusable(
+                f"summarizer {self.named} cannot be made", why=why, do="correct its __init__"
+            ) from error
+
+    def identity(self, mission: str) -> str:
+        """Return the identity of the class. Raises WrongUsage, as `import_class`."""
+        return class_identity(import_class(self.named))
+
+    def elsewhere(self, preview_root: Path, gpus: float) -> "SummarizerClass":
+        """Return the recipe for a worker on another machine: the same."""
+        return self
 
 
 def import_class(named: str) -> type[Any]:

@@ -94,6 +94,10 @@ class RemotePass(Protocol):
         """Check a row that came back, and store what it carries; return the row to publish."""
         ...
 
+    def parts(self, key: Any) -> Sequence[Any]:
+        """Return the keys into which a key is divided if it ended its worker; one if it cannot be divided."""
+        ...
+
     def lost(self, key: Any, how: str) -> Any:
         """Return the row of a key that ended its worker each time, given how."""
         ...
@@ -268,16 +272,20 @@ class WorkQueue:
     """Keys in the order in which they are sent, and those that have to be sent again after a death.
 
     A batch whose worker died is divided: the keys without a row are suspects, and each runs alone from then on. A batch that the
-    worker had not begun returns as it was. A key that was alone at `DEATHS_ALONE` deaths is lost. A death whose cause is known
-    to be another one, such as the loss of a machine, counts for no key.
+    worker had not begun returns as it was. A key that was alone at a death is divided, if it has parts. One without parts that
+    was alone at `DEATHS_ALONE` deaths is lost. A death whose cause is known to be another one, such as the loss of a machine,
+    counts for no key.
 
     Args:
         name_of: returns the name of a key.
         call: keys of a model call.
+        parts: returns the keys into which a key is divided.
     """
 
-    def __init__(self, name_of: Callable[[Any], str], call: int) -> None:
-        self._name_of, self._call = name_of, max(1, call)
+    def __init__(
+        self, name_of: Callable[[Any], str], call: int, parts: Callable[[Any], Sequence[Any]] = lambda key: [key]
+    ) -> None:
+        self._name_of, self._call, self._parts = name_of, max(1, call), parts
         self._size = 2 * self._call
         self._again: deque[list[Any]] = deque()
         self._alone: dict[str, int] = {}
@@ -308,6 +316,10 @@ class WorkQueue:
             self._again.extend([key] for key in keys)
             return []
         (key,) = keys
+        parts = self._parts(key)
+        if len(parts) > 1:
+            self._again.extend([part] for part in parts)
+            return []
         deaths = self._alone.get(self._name_of(key), 0) + 1
         self._alone[self._name_of(key)] = deaths
         if deaths >= DEATHS_ALONE:

@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of which each node sees an empty folder instead of the data root, with stub encoders."""
 
+import json
 import os
 import re
 import signal
@@ -14,9 +15,12 @@ import psutil
 import pytest
 
 from imagemill.domain.layout import DataRoot
+from imagemill.pipeline.stage_a.rank_files import output_file
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import PROJECT, STUBS, coco_photos, contents, photos
+from tests.helpers.product import PROJECT, STUBS, built_plugin, coco_photos, contents, photos
 from tests.helpers.ray_nodes import ADDRESS, RayNodes, can_make_nodes
+from tests.helpers.stage_a import MISSION, ticket
+from tests.helpers.summarizers import MODULE
 
 pytestmark = pytest.mark.skipif(not can_make_nodes(), reason="nodes need root, unshare and nsenter")
 
@@ -252,14 +256,49 @@ def test_too_large_a_demand_is_refused_with_what_the_cluster_has(cluster, root):
     assert not list(root.derived.glob("*/photo*.npy"))
 
 
+def test_summaries_are_those_of_this_machine_but_for_a_deadly_image(cluster, root):
+    """Spec: docs/spec/engines.md#stage-a, docs/spec/engines.md#deaths"""
+    for number in range(6):
+        ticket(root.stage_a_input, "pass", f"group{number}", *[f"{number}-{image}.jpg" for image in range(5)])
+    ticket(root.stage_a_input, "fail", "with a deadly one", "x-1.jpg", "x-deadly.jpg", "x-3.jpg")
+    configure(root)
+    command = ["stage-a", "--mission", MISSION, "--summarizer", f"{MODULE}:Deadly", "--world-size", "2"]
+
+    for mode, inferred in (("per_group", 32), ("per_image", 0)):
+        shown = run(cluster, root, *command, "--sharding-mode", mode, "--keep-intermediate-outputs")
+
+        assert "x-deadly.jpg: worker_died (its worker process was killed each time)" in shown
+        assert f"inferred={inferred} " in shown
+        records = [json.loads(line) for line in output_file(root.stage_a_output, MISSION).read_bytes().splitlines()]
+        assert len(records) == 6
+        for record in records:
+            names = [f"{MISSION} {name}" for name in record["images"]]
+            assert list(record["per_image"].values()) == names
+    assert workers() == []
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("count", [12, 128])
 def test_real_models_and_captions_give_the_bytes_of_this_machine(hidden, tmp_path, coco128, count):
-    """Preview weights in float32; half of the photographs are captioned. Spec: docs/spec/engines.md#what-travels"""
+    """Preview weights in float32, a kind of another package, captions of half of the photographs, and Stage-A in both modes.
+
+    Spec: docs/spec/engines.md#what-travels, docs/spec/engines.md#stage-a
+    """
     roots = [DataRoot(folder / "data") for folder in (hidden / f"real_{count}", tmp_path)]
-    settings = "captioner: {enabled: true}\nthreads: 1\n"
+    kinds = ["dinov3_npy", "vae_latents", "t5_hidden", "patch_tokens"]
+    settings = f"captioner: {{enabled: true}}\nthreads: 1\nkinds: {json.dumps(kinds)}\n"
+    search = os.pathsep.join(map(str, (PROJECT, built_plugin(tmp_path))))
+    summaries = {}
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
-        cluster = RayNodes(folder, [hidden], PYTHONPATH=str(PROJECT))
+        cluster = RayNodes(folder, [hidden], PYTHONPATH=search)
+
+        def imagemill(root, *arguments):
+            command = [sys.executable, "-m", "dagster_project.cli.main", *arguments]
+            done = cluster.inside(
+                [*command, *([] if arguments[0] == "trust" else ["--data-root", root.path])], cwd=PROJECT
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+
         try:
             for name in ("one", "two"):
                 cluster.start(name)
@@ -272,11 +311,21 @@ def test_real_models_and_captions_give_the_bytes_of_this_machine(hidden, tmp_pat
                     text.unlink()
                 engine = "" if number else f"engine: {{kind: ray, address: '{ADDRESS}', insecure: true}}\n"
                 root.config_file.write_text(settings + engine)
-                cluster.inside([sys.executable, "-m", "dagster_project.cli.main", "trust", str(root.path)], cwd=PROJECT)
-                command = [sys.executable, "-m", "dagster_project.cli.main", "run", "--data-root", str(root.path)]
-                done = cluster.inside(command, cwd=PROJECT)
-                assert done.returncode == 0, done.stdout + done.stderr
+                imagemill(root, "trust", root.path)
+                imagemill(root, "run")
+                for place, photo in enumerate(sorted(root.approved.glob("*.jpg"))):
+                    group = root.stage_a_input / MISSION / "审核通过" / f"group {place // 9}"
+                    group.mkdir(parents=True, exist_ok=True)
+                    os.link(photo, group / photo.name)
+                for mode in ("per_group", "per_image"):
+                    asked = ["--mission", MISSION, "--sharding-mode", mode, "--world-size", "2", "--fresh"]
+                    imagemill(root, "stage-a", *asked)
+                    summaries[number, mode] = output_file(root.stage_a_output, MISSION).read_bytes()
         finally:
             cluster.close()
 
     assert contents(roots[0]) == contents(roots[1])
+    assert len(list((roots[0].derived / "patch_tokens").glob("*.npy"))) == count
+    assert summaries[0, "per_group"] == summaries[1, "per_group"]
+    assert summaries[0, "per_image"] == summaries[1, "per_image"]
+    assert summaries[0, "per_group"].count(b"\n") == -(-count // 9)

@@ -485,3 +485,24 @@ def test_wrong_usage_is_reported_before_any_work(tickets, options, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert not tickets.dagster_home.exists()
+
+
+def test_rank_of_torchrun_is_refused_with_a_cluster(tickets):
+    """Spec: docs/spec/engines.md#stage-a"""
+    tickets.config_file.write_text("engine: {kind: ray}\n")
+
+    done = stage_a(tickets, RANK=0, WORLD_SIZE=2)
+
+    assert done.returncode == 2
+    assert "rank 0 of torchrun, and engine.kind is ray" in done.stderr
+
+
+def test_cluster_that_cannot_be_joined_ends_the_command_before_any_run(tickets):
+    """Spec: docs/spec/engines.md#refused"""
+    tickets.config_file.write_text("engine: {kind: ray, address: 'ray://head:10001'}\n")
+
+    done = stage_a(tickets, "--config", tickets.config_file)
+
+    assert done.returncode == 2
+    assert "is one of Ray Client" in done.stderr
+    assert not tickets.stage_a_output.exists()

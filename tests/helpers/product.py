@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -115,3 +117,14 @@ def contents(root):
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def built_plugin(folder):
+    """Install examples/plugin from its wheel; return its folder of packages, for PYTHONPATH."""
+    shutil.copytree(PROJECT / "examples" / "plugin", folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, check=True, capture_output=True, cwd=folder / "source")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"

@@ -11,7 +11,7 @@ from assets.stage_a_groups import rank_key, stage_a_groups, stage_a_ranks
 from dagster_project.deployments import test_resources
 from imagemill.config import SummarizerSettings
 from imagemill.encoders.prompts import Prompts
-from imagemill.encoders.recipes import make_vlm
+from imagemill.encoders.recipes import SummarizerModel
 from imagemill.formats.images import decode_rgb
 from imagemill.models import NamedImage
 from imagemill.pipeline.stage_a.missions import discover
@@ -68,7 +68,7 @@ def summaries_written(root):
 
 def summaries_alone(root):
     """Return the preview model's answers for single images, without ranks, batches, lines or a merge."""
-    model = make_vlm(SummarizerSettings(), Prompts({}), 1, root.preview_models, ["auto"], 0)
+    model = SummarizerModel(SummarizerSettings(), Prompts({}), 1, root.preview_models, ["auto"])(0)
     found = discover(root.stage_a_input, MISSION)
     expected = {}
     for group in found.groups:

@@ -66,6 +66,17 @@ def test_key_that_was_alone_at_two_deaths_is_lost():
     assert rest(queue) == [["a"]]
 
 
+def test_key_with_parts_is_divided_at_its_death_alone():
+    """Spec: docs/spec/engines.md#deaths"""
+    queue = WorkQueue(str, 1, parts=list)
+
+    queue.died(batch_of(queue, "ab", "c"), counts=True)
+    assert rest(queue) == [["ab"], ["c"]]
+    assert queue.died(batch_of(queue, "ab"), counts=True) == []
+    assert rest(queue) == [["a"], ["b"]]
+    assert [queue.died(batch_of(queue, "a"), counts=True) for _ in range(DEATHS_ALONE)] == [[], ["a"]]
+
+
 def test_loss_of_a_node_counts_for_no_key():
     """Spec: docs/spec/engines.md#deaths"""
     queue = queue_of()

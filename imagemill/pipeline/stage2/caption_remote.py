@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from imagemill.config import VlmSettings
+from imagemill.domain.encoder_settings import settings_on_nodes
 from imagemill.domain.inputs import ColorSetting
 from imagemill.errors import ModelMismatch
 from imagemill.fs.fingerprints import signature_bytes
@@ -18,7 +19,7 @@ from imagemill.fs.folders import SentFolder
 from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.remote import About, Parcel, about_here
 from imagemill.pipeline.stage2.caption import CaptionedImage, CaptionJob, CaptionWorker, lost_caption
-from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send, settings_on_nodes
+from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send
 from imagemill.store.provenance import ModelIdentity, differing_facts
 
 _JOB_BYTES = 1024
@@ -155,6 +156,10 @@ class CaptionPass:
     def receive(self, row: CaptionedImage) -> CaptionedImage:
         """Return the row, which carries nothing to store."""
         return row
+
+    def parts(self, job: CaptionJob) -> list[CaptionJob]:
+        """Return the job, which cannot be divided."""
+        return [job]
 
     def lost(self, job: CaptionJob, how: str) -> CaptionedImage:
         """Return the row of a job that ended its worker each time."""

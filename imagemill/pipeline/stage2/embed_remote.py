@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
-from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings
+from imagemill.domain.encoder_settings import PREVIEW, EncoderSettings, settings_on_nodes
 from imagemill.errors import ModelMismatch
 from imagemill.formats.npy import all_finite
 from imagemill.fs.fingerprints import signature_bytes
@@ -32,7 +32,7 @@ from imagemill.pipeline.stage2.examine import (
     wanted_input,
 )
 from imagemill.pipeline.stage2.plan import Job
-from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send, settings_on_nodes
+from imagemill.pipeline.stage2.sent_images import SentImage, SentImagesWorker, image_to_send
 from imagemill.store.inputs import PixelRule
 from imagemill.store.provenance import ModelIdentity, RecordedModels, differing_facts, empty_caption_file
 
@@ -231,6 +231,10 @@ class EmbedPass:
         except OSError as error:
             return failed_row(job, "write_error", error)
         return row
+
+    def parts(self, job: Job) -> list[Job]:
+        """Return the job, which cannot be divided."""
+        return [job]
 
     def lost(self, job: Job, how: str) -> EmbedRow:
         """Return the row of a job that ended its worker each time."""

@@ -6,16 +6,12 @@ Spec: docs/spec/engines.md#what-travels
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from imagemill.domain.encoder_settings import ModelSettings
 from imagemill.fs.folders import Folder, SentFolder, file_bytes
 from imagemill.pipeline.stage2.image_metadata import ImageFile
-
-Settings = TypeVar("Settings", bound=ModelSettings)
 
 
 class SentImage(NamedTuple):
@@ -28,11 +24,6 @@ class SentImage(NamedTuple):
 def image_to_send(approved: Folder, job: ImageFile) -> np.ndarray:
     """Return the bytes of a job's image, uint8 (n,). Raises OSError."""
     return np.frombuffer(file_bytes(approved / job.file_name, job.stat), np.uint8)
-
-
-def settings_on_nodes(settings: Settings, gpus: float) -> Settings:
-    """Return the settings of a worker that asks for so many GPUs; Ray hides no GPU from one that asks for none."""
-    return msgspec.structs.replace(settings, device="cpu") if settings.device == "auto" and not gpus else settings
 
 
 class SentImagesWorker:

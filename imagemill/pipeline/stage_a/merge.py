@@ -276,6 +276,7 @@ _REMEDIES = {
     "model_error": "see the detail: it is what the summarizer raised for this image",
     "out_of_memory": "scale the image down, or run the summarizer on a larger device",
     "rank_died": "run again: what a process was working on comes last, and alone; if it dies again, replace the image",
+    "worker_died": "run again; if it ends its worker again, replace the image",
     "foreign_line": "run again; nothing else should write rank files",
     "duplicate_line": "run again; nothing else should write rank files",
 }

@@ -39,6 +39,10 @@ class StageAPlan:
         """Return a job's image, relative to the mission's folder."""
         return self.groups[job.group_seq].image_place(job.image_index)
 
+    def image_name(self, job: ImageJob) -> str:
+        """Return the file name of a job's image."""
+        return self.groups[job.group_seq].images[job.image_index - 1]
+
     def split_jobs(self, rank: int, behind: Sequence[str]) -> tuple[list[ImageJob], list[ImageJob]]:
         """Return a rank's jobs in order, and those among `behind`, in its order, which come last and one by one."""
         order = {image: number for number, image in enumerate(behind)}

@@ -24,6 +24,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 import msgspec
@@ -235,7 +236,8 @@ def import_summaries(ledger: Ledger, mission: str, output: Path, store: Path) ->
 class KnownSummaries(ExitStack):
     """Lookup of finished summaries in files of lines. Use as a context manager.
 
-    It holds offsets, about 260 bytes of memory per line. The files stay open: one that is replaced is still read as it was.
+    Several threads may use it. It holds offsets, about 260 bytes of memory per line. The files stay open: one that is replaced is
+    still read as it was.
 
     Args:
         paths: of several lines with one key the last counts; files that do not exist are skipped.
@@ -244,6 +246,7 @@ class KnownSummaries(ExitStack):
     def __init__(self, paths: Iterable[Path]) -> None:
         super().__init__()
         self._places: dict[int, tuple[BinaryIO, int]] = {}
+        self._lock = Lock()
         for path in paths:
             if path.exists():
                 file = self.enter_context(open(path, "rb"))  # noqa: SIM115
@@ -264,8 +267,10 @@ class KnownSummaries(ExitStack):
         if key not in self._places:
             return None
         file, offset = self._places[key]
-        file.seek(offset)
-        return _parse_finished(file.readline())
+        with self._lock:
+            file.seek(offset)
+            raw = file.readline()
+        return _parse_finished(raw)
 
 
 class _AnyLine(FinishedSummary, frozen=True, kw_only=True, gc=False):

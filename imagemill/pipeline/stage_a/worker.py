@@ -30,7 +30,7 @@ from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import LineAppender
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_signed
 from imagemill.models import NamedImage, Summarizer
-from imagemill.pipeline.batch_inference import Answered, Unanswered
+from imagemill.pipeline.batch_inference import Answer, Unanswered
 from imagemill.pipeline.stage_a.missions import printable
 from imagemill.pipeline.stage_a.plan import StageAPlan
 from imagemill.pipeline.stage_a.rank_files import (
@@ -63,7 +63,60 @@ class ImageRow(NamedTuple):
     how: Literal["inferred", "reused", "failed"]
 
 
-_Outcome = tuple[RankLine, Literal["inferred", "reused", "failed"]]
+class Outcome(NamedTuple):
+    """The line of an image, and the origin of its summary."""
+
+    line: RankLine
+    how: Literal["inferred", "reused", "failed"]
+
+
+class ReadImage(NamedTuple):
+    """An image whose summary is not known: its job, the state and fingerprint of its file, key of its summary, bytes."""
+
+    job: ImageJob
+    stat: FileSignature
+    content: str
+    known_by: str
+    data: bytes
+
+
+class SummaryLookup:
+    """Finds the lines of images whose summaries are known.
+
+    Args:
+        plan: the plan of the run.
+        known: the finished summaries.
+    """
+
+    def __init__(self, plan: StageAPlan, known: KnownSummaries) -> None:
+        self._plan, self._known = plan, known
+
+    def unchanged(self, job: ImageJob) -> Outcome | None:
+        """Return the line of an image whose file is as it was when its summary was made, else None. Raises OSError."""
+        image = self._plan.image(job)
+        stat = file_signature(self._plan.folder / image)
+        content = self._known.content(image, stat)
+        return self._found(job, stat, content)[0] if content else None
+
+    def read(self, job: ImageJob) -> Outcome | ReadImage:
+        """Read an image; return its line if the same bytes have a summary under the same name. Raises OSError."""
+        data, stat = read_signed(self._plan.folder / self._plan.image(job))
+        content = fingerprint(data)
+        line, known_by = self._found(job, stat, content, read_at=time.time_ns())
+        return line or ReadImage(job, stat, content, known_by, data)
+
+    def _found(
+        self, job: ImageJob, stat: FileSignature, content: str, read_at: int | None = None
+    ) -> tuple[Outcome | None, str]:
+        """Return the line of an image with a known summary, and the key of a new one. `read_at`: when the file was read again."""
+        plan, key = self._plan, ""
+        name = plan.image_name(job)
+        for identity in filter(None, (plan.former, plan.identity)):  # that of new summaries comes last
+            key = summary_fingerprint(name, content, identity)
+            if known := self._known.find(key):
+                state = stat, content, read_at or known.at
+                return Outcome(rank_line(plan, job, key, known.summary, state), "reused"), key
+        return None, key
 
 
 class _Ready(NamedTuple):
@@ -115,7 +168,8 @@ class RankWorker:
         plan, path = self.plan, rank_file(self.output, self.plan.mission, rank)
         self._rank = rank
         # The rank's own file may have lines that were written after the snapshot, by a process of an earlier start.
-        with KnownSummaries([] if self.fresh else [path, self.store / SNAPSHOT]) as self._known:
+        with KnownSummaries([] if self.fresh else [path, self.store / SNAPSHOT]) as known:
+            self._lookup = SummaryLookup(plan, known)
             # In this order, so that a mark never names a plan other than that of the lines.
             mark_file(self.output, plan.mission, rank).unlink(missing_ok=True)
             behind = left_behind(self.store)
@@ -134,7 +188,7 @@ class RankWorker:
     def _mark(self, rank: int, *, ended: bool) -> None:
         write_mark(self.output, self.plan.mission, rank, RankMark(self.plan.digest, self.launch, ended))
 
-    def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[_Outcome]]:
+    def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[Outcome]]:
         """Yield lists of lines: each must be written before the next is requested."""
         batch: list[_Ready] = []
         for job in jobs:
@@ -154,53 +208,47 @@ class RankWorker:
             yield self._infer(batch)
         self._flight.done()
 
-    def _look(self, job: ImageJob) -> _Ready | _Outcome:
+    def _look(self, job: ImageJob) -> _Ready | Outcome:
         """Return the line of an image whose summary is known or that cannot be read, else the image."""
-        plan, image = self.plan, self.plan.image(job)
-        name, known_by = plan.groups[job.group_seq].images[job.image_index - 1], ""
+        known_by = ""
         try:
-            path = plan.folder / image
-            stat = file_signature(path)
-            if content := self._known.content(image, stat):
-                for known_by in self._known_by(name, content):
-                    if known := self._known.find(known_by):
-                        return rank_line(plan, job, known_by, known.summary, (stat, content, known.at)), "reused"
-            self._flight.begin(image)
-            data, stat = read_signed(path)
-            content = fingerprint(data)
-            for known_by in self._known_by(name, content):
-                if known := self._known.find(known_by):
-                    return rank_line(plan, job, known_by, known.summary, (stat, content, time.time_ns())), "reused"
-            image = Image.fromarray(decode_rgb(data, name, self.color))
-            return _Ready(job, stat, content, known_by, NamedImage(name, image))
-        except Refused as refusal:
-            why = Unanswered(refusal.reason, refusal.what)
-        except OSError as error:
-            why = Unanswered("read_error", str(error))
-        except MemoryError as error:
-            why = Unanswered("out_of_memory", str(error) or "out of memory while the image was being decoded")
-        return rank_line(plan, job, known_by, why), "failed"
+            if line := self._lookup.unchanged(job):
+                return line
+            self._flight.begin(self.plan.image(job))
+            read = self._lookup.read(job)
+            if isinstance(read, Outcome):
+                return read
+            known_by, name = read.known_by, self.plan.image_name(job)
+            image = Image.fromarray(decode_rgb(read.data, name, self.color))
+            return _Ready(job, read.stat, read.content, known_by, NamedImage(name, image))
+        except (Refused, OSError, MemoryError) as error:
+            return Outcome(rank_line(self.plan, job, known_by, unreadable(error)), "failed")
 
-    def _known_by(self, name: str, content: str) -> list[str]:
-        """Return the keys of an image's summary by this summarizer; the last one is that of new summaries."""
-        identities = filter(None, (self.plan.former, self.plan.identity))
-        return [summary_fingerprint(name, content, identity) for identity in identities]
-
-    def _infer(self, batch: list[_Ready]) -> list[_Outcome]:
+    def _infer(self, batch: list[_Ready]) -> list[Outcome]:
         """Return the lines of a batch and empty it: its images are not held while its lines are written."""
         if self._summarizer is None:
             self._summarizer = self.summarizer(self._rank)
         answers = summarize_batch(self._summarizer, [ready.image for ready in batch], self.plan.mission)
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()
-        outcomes: list[_Outcome] = []
-        for ready, answer in zip(done, answers, strict=True):
-            if isinstance(answer, Answered):
-                read = ready.stat, ready.content, time.time_ns()
-                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer.text, read), "inferred"))
-            else:
-                outcomes.append((rank_line(self.plan, ready.job, ready.known_by, answer), "failed"))
-        return outcomes
+        return [inferred(self.plan, ready, answer) for ready, answer in zip(done, answers, strict=True)]
+
+
+def unreadable(error: Refused | OSError | MemoryError) -> Unanswered:
+    """Return why an image that cannot be read has no summary."""
+    if isinstance(error, Refused):
+        return Unanswered(error.reason, error.what)
+    if isinstance(error, OSError):
+        return Unanswered("read_error", str(error))
+    return Unanswered("out_of_memory", str(error) or "out of memory while the image was being decoded")
+
+
+def inferred(plan: StageAPlan, read: "ReadImage | _Ready", answer: Answer) -> Outcome:
+    """Return the line of an image that the summarizer has answered."""
+    if isinstance(answer, Unanswered):
+        return Outcome(rank_line(plan, read.job, read.known_by, answer), "failed")
+    state = read.stat, read.content, time.time_ns()
+    return Outcome(rank_line(plan, read.job, read.known_by, answer.text, state), "inferred")
 
 
 def rank_line(
@@ -227,7 +275,7 @@ def rank_line(
         group_id=group.group_id,
         label=group.label,
         image_index=job.image_index,
-        image_name=group.images[job.image_index - 1],
+        image_name=plan.image_name(job),
         ok=not failed,
         summary=UNSET if failed else result,
         error=f"{result.reason}: {result.detail}" if failed else UNSET,
