@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -17,6 +17,9 @@ from imagemill.config import EngineSettings
 from imagemill.store.trust import ENGINE, config_demands, refuse_untrusted
 from resources.data_root import DataRootResource
 from resources.local_pool import WorkerDied, run_on_processes
+
+if TYPE_CHECKING:
+    from resources.ray_pool import RayPool
 
 
 class Engine(dg.ConfigurableResource):
@@ -159,6 +162,23 @@ class ConfiguredEngine(Engine):
 
     def _on_nodes(self, task: Any, keys: Sequence[Any]) -> Iterator[Any]:
         """Join the cluster; yield one row per key."""
+        pool = self._pool(task)
+        try:
+            yield from pool.stream(keys)
+        except (
+            KeyboardInterrupt
+        ) as interrupt:  # in Ray's calls, it takes the place of the exception of the signal's handler
+            raise dg.DagsterExecutionInterruptedError from interrupt
+
+    def pool_of(self, worker_class: type[Any], options: Mapping[str, Any]) -> "RayPool":
+        """Return what runs the pass of a worker class once on the configured cluster, which this process joins.
+
+        Raises:
+            WrongUsage, ClusterUnusable, NotTrusted: as `check`.
+        """
+        return self._pool(self._task(_passes_elsewhere()[worker_class], options))
+
+    def _pool(self, task: Any) -> "RayPool":
         self.check()
         from resources.ray_pool import RayPool, WorkerDemand
 
@@ -172,12 +192,7 @@ class ConfiguredEngine(Engine):
             in_flight_bytes=settings.in_flight_mb and settings.in_flight_mb * 1_000_000,
             accept_node=self.accept_node or None,
         )
-        try:
-            yield from RayPool(task, demand, _note).stream(keys)
-        except (
-            KeyboardInterrupt
-        ) as interrupt:  # in Ray's calls, it takes the place of the exception of the signal's handler
-            raise dg.DagsterExecutionInterruptedError from interrupt
+        return RayPool(task, demand, _note)
 
     def check(self) -> None:
         """Join the configured cluster, if there is one and this process is no part of it yet.

@@ -15,13 +15,14 @@ Spec: docs/spec/engines.md
 
 import pickle
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -33,6 +34,7 @@ from imagemill.pipeline.remote import (
     Batch,
     BatchEnded,
     BatchFailed,
+    LinkEnd,
     NodeWorker,
     Parcel,
     RemotePass,
@@ -118,9 +120,20 @@ class WorkerDemand:
         return ", ".join(f"{amount:g} {name}" for name, amount in self.amounts.items()) or "nothing"
 
 
+@dataclass
+class NodeWork:
+    """Work of a node: number, keys and seconds of its workers; apart, their first batches, in which they load the model."""
+
+    workers: int = 0
+    keys: int = 0
+    seconds: float = 0.0
+    first_keys: int = 0
+    first_seconds: float = 0.0
+
+
 @dataclass(eq=False)
 class _Actor:
-    """An actor, as the driver sees it. `about`: the answer of a new one, until it has come."""
+    """An actor, as the driver sees it. `about`: the answer of a new one, until it has come. `ended`: batches."""
 
     handle: Any
     node: str
@@ -129,6 +142,7 @@ class _Actor:
     about: Any
     batches: deque[tuple[Any, Batch]] = field(default_factory=deque)
     known: About | None = None
+    ended: int = 0
 
 
 class RayPool:
@@ -138,6 +152,11 @@ class RayPool:
         task: the pass.
         demand: what a worker needs.
         note: called with a line for people, such as that a node is not used.
+
+    Attributes:
+        work: of each node, by its name.
+        sent: bytes of images that were sent.
+        returned: bytes of arrays that came back.
     """
 
     def __init__(self, task: RemotePass, demand: WorkerDemand, note: Callable[[str], None]) -> None:
@@ -151,6 +170,8 @@ class RayPool:
         self._last_ready, self._looked, self._first_ready = time.monotonic(), 0.0, None
         self._starts: Counter[str] = Counter()  # workers of a node that died before they answered
         self._in_flight, self._deaths_in_a_row = 0, 0
+        self.work: defaultdict[str, NodeWork] = defaultdict(NodeWork)
+        self.sent, self.returned = 0, 0
         self._staging: deque[tuple[Future[Any], int]] = deque()
         self._readers = ThreadPoolExecutor(READERS, "send")
         self._writers = ThreadPoolExecutor(WRITERS, "receive")
@@ -277,6 +298,7 @@ class RayPool:
         batch.parcels = [parcel._replace(payload=None) for parcel in parcels]  # Ray has a copy
         actor.batches.append((stream, batch))
         self._in_flight += batch.size
+        self.sent += batch.size
 
     def _arriving(self) -> Iterator[Any]:
         """Wait a moment for parts, and take them; yield the rows of keys that are lost."""
@@ -304,6 +326,7 @@ class RayPool:
             raise part.error
         if isinstance(part, BatchEnded):
             self._queue.took(len(batch.parcels), part.seconds, SECONDS_PER_BATCH, CALLS_PER_BATCH)
+            self._count(actor, len(batch.parcels), part.seconds)
             return
         self._deaths_in_a_row = 0
         for row in part:
@@ -313,7 +336,19 @@ class RayPool:
             batch.names.discard(name)
             size = bytes_of(row)
             self._in_flight += size
+            self.returned += size
             self._staging.append((self._writers.submit(self._task.receive, row), size))
+
+    def _count(self, actor: _Actor, keys: int, seconds: float) -> None:
+        work = self.work[actor.name]
+        if actor.ended:
+            work.keys += keys
+            work.seconds += seconds
+        else:
+            work.workers += 1
+            work.first_keys += keys
+            work.first_seconds += seconds
+        actor.ended += 1
 
     def _end_of_batch(self, actor: _Actor) -> None:
         _, batch = actor.batches.popleft()
@@ -469,6 +504,29 @@ class RayPool:
             why=why,
             do="start nodes with these resources, or ask for less in `engine` of imagemill.yaml",
         )
+
+
+def measure_links(bytes_each: int = 32_000_000) -> dict[str, float]:
+    """Return the bytes per second between this computer and each node of the cluster, in the slower direction, by name."""
+    found = {}
+    data = np.zeros(bytes_each, np.uint8)
+    for node in ray.nodes():
+        if not node["Alive"] or not _room(node["Resources"], {"CPU": 1}):
+            continue
+        at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        there: Any = ray.remote(LinkEnd).options(num_cpus=0, scheduling_strategy=at).remote()  # pyright: ignore
+        ray.get(there.take.remote(data[:1]))  # starts its process
+        took = _seconds(lambda end: end.take.remote(ray.put(data)), there)
+        took = max(took, _seconds(lambda end: end.give.remote(bytes_each), there))
+        ray.kill(there)
+        found[node["NodeManagerHostname"]] = bytes_each / took
+    return found
+
+
+def _seconds(call: Callable[[Any], Any], there: Any) -> float:
+    began = time.perf_counter()
+    ray.get(call(there))
+    return max(time.perf_counter() - began, 1e-9)
 
 
 def _next_part(stream: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measurement of the embedding kinds on this machine, with the configured models and the user's own images.
+"""Measurement of the embedding kinds on this machine or a cluster, with the configured models and the user's own images.
 
     sample of the images ──> prepare  decode threads alone      images/s
                              model    the model alone           images/s
@@ -8,16 +8,19 @@
 The slowest of the first three limits the stream. Files and a ledger of their own are written to a temporary folder beside the
 embeddings, on the disk that will hold them, and removed.
 
+On a cluster, the workers, this process and the link are compared, each of which could be the limit.
+
 The stream itself is in pipeline/stage2/embed.py; tables for people are printed by the command `imagemill bench`.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -40,6 +43,7 @@ from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import publish
 from imagemill.store.ledger import CaptionRow, Ledger
 from imagemill.store.provenance import RecordedModels
+from imagemill.text.units import counted
 
 # The stages of a kind, in order.
 STAGES = ("prepare", "model", "write")
@@ -77,6 +81,69 @@ class KindSpeed(msgspec.Struct, frozen=True, kw_only=True):
     remaining: int
     hours: float
     gigabytes: float
+
+
+class ClusterSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed of one kind on a cluster.
+
+    Attributes:
+        kind: the kind.
+        model: name of its model.
+        device: type of the devices.
+        images: number of images measured.
+        nodes: images per second of the workers of each node, without transport and without the loading of models.
+        stream: images per second of all together, from the first image that came back to the last.
+        driver_cpu: CPU seconds of this process per image.
+        sent: bytes per image to the nodes.
+        returned: bytes per image from the nodes.
+        link: bytes per second between this computer and a node, in the slower direction; of several nodes, the most.
+        ceilings: images per second that the nodes, a core of this computer, and the link permit.
+        limit: the lowest of them.
+        shares: whether shares would be faster: the limit is not the nodes.
+        remaining: images in `approved/` that have no file of this kind.
+        hours: forecast for the remaining images, at the lowest ceiling.
+        gigabytes: forecast of their files, in 10⁹ bytes.
+    """
+
+    kind: str
+    model: str
+    device: str
+    images: int
+    nodes: dict[str, float]
+    stream: float
+    driver_cpu: float
+    sent: float
+    returned: float
+    link: float
+    ceilings: dict[str, float]
+    limit: str
+    shares: bool
+    remaining: int
+    hours: float
+    gigabytes: float
+
+
+class ClusterPass(Protocol):
+    """What runs a pass once on a cluster, and counts (RayPool)."""
+
+    @property
+    def work(self) -> Mapping[str, Any]:
+        """Work of each node, by its name."""
+        ...
+
+    @property
+    def sent(self) -> int:
+        """Bytes of images that were sent."""
+        ...
+
+    @property
+    def returned(self) -> int:
+        """Bytes of arrays that came back."""
+        ...
+
+    def stream(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """Yield one row per key."""
+        ...
 
 
 @dataclass(slots=True)
@@ -141,25 +208,17 @@ def measure(
         ModelUnusable: if the model cannot be loaded or does not run here.
         ImagemillError: if no image of the sample can be read.
     """
-    beside = nearest_existing(root.derived)
-    sweep_temporaries(beside, folders=True)
-    folder = temporary_path(beside)
-    folder.mkdir()
-    try:
-        own = {**options, "recorded_models": RecordedModels(None, frozenset(), root.ledger), "empty_captions": None}
-        store = NpyStore(folder / spec.folder, options["store"].spec)
-        worker = EmbedWorker(**{**own, "store": store})
+    with _temporary_store(spec, options, root) as (store, own):
+        worker = EmbedWorker(**own)
         try:
             encoder = worker.encoder()
             prepared, prepare = _prepare(spec, jobs, encoder, root, options["decode_threads"], options["pixels"].color)
             arrays, model = _encode(prepared, encoder, worker.batch_size)
             write = _write(arrays, store, options["write_threads"])
             identity = encoder.identity
-            stream, busy = _stream(worker, jobs, store, folder)
+            stream, busy = _stream(worker, jobs, store, store.folder.parent)
         finally:
             worker.close()
-    finally:
-        remove_folder(folder)
     rates = dict(zip(STAGES, (prepare, model, write), strict=True))
     size = mean(array.nbytes for array in arrays)
     return KindSpeed(
@@ -167,6 +226,93 @@ def measure(
         model_alone=model, write=write, stream=stream, busy=busy, limit=min(STAGES, key=rates.__getitem__),
         remaining=remaining, hours=remaining / stream / 3600, gigabytes=remaining * size / 1e9,
     )  # fmt: skip
+
+
+def measure_cluster(
+    spec: EmbeddingSpec,
+    options: Mapping[str, Any],
+    jobs: Sequence[Job],
+    root: DataRoot,
+    remaining: int,
+    *,
+    pool_of: Callable[[Mapping[str, Any]], ClusterPass],
+    link: float,
+) -> ClusterSpeed:
+    """Measure one kind on a cluster.
+
+    Args:
+        spec: the kind.
+        options: arguments of an EmbedWorker of this kind.
+        jobs: as of `sample_jobs`.
+        root: the data root, for the place of the temporary folder.
+        remaining: images that have no file of this kind.
+        pool_of: returns what runs the pass, for changed options.
+        link: bytes per second between this computer and a node.
+
+    Raises:
+        ImagemillError: if no image of the sample gets a file. Errors of the cluster.
+    """
+    with _temporary_store(spec, options, root) as (store, own):
+        pool = pool_of(own)
+        marks: list[tuple[float, float]] = []
+
+        def marked() -> Iterator[Any]:
+            for row in pool.stream(jobs):
+                marks.append((time.perf_counter(), time.process_time()))
+                yield row
+
+        with Ledger(store.folder.parent / "ledger.sqlite") as ledger:
+            rows = [row for batch in publish(marked(), store, ledger) for row in batch if row.file is not None]
+            at_end = time.perf_counter(), time.process_time()
+        if len(rows) < 2:
+            raise ImagemillError(
+                f"{spec.kind}: {counted(len(rows), 'image')} of {len(jobs)} came back with a file, and two are needed",
+                where=root.approved,
+                do="give more images by --images, or run `imagemill run`, which lists the reasons",
+            )
+        size = mean(store.path(row.image_id).stat().st_size for row in rows)
+    seconds, cpu = (end - first for end, first in zip(at_end, marks[0], strict=True))
+    count = len(rows)
+    rates = {name: _rate_of(work) for name, work in sorted(pool.work.items())}
+    sent, returned = pool.sent / count, pool.returned / count
+    driver_cpu = max(cpu / (len(marks) - 1), 1e-9)
+    ceilings = {
+        "nodes": sum(rates.values()),
+        "driver": 1 / driver_cpu,
+        "link": link / max(sent, returned, 1.0),
+    }
+    limit = min(ceilings, key=ceilings.__getitem__)
+    (made_by,) = {(row.identity.model, row.identity.device.partition(":")[0]) for row in rows if row.identity}
+    return ClusterSpeed(
+        kind=spec.kind, model=made_by[0], device=made_by[1], images=count, nodes=rates, stream=(count - 1) / seconds,
+        driver_cpu=driver_cpu, sent=sent, returned=returned, link=link, ceilings=ceilings, limit=limit,
+        shares=limit != "nodes", remaining=remaining, hours=remaining / ceilings[limit] / 3600,
+        gigabytes=remaining * size / 1e9,
+    )  # fmt: skip
+
+
+def _rate_of(work: Any) -> float:
+    """Return the images per second of a node. Workers that had one batch each are measured with the loading of their model."""
+    if work.keys:
+        return work.workers * work.keys / work.seconds
+    return work.workers * work.first_keys / work.first_seconds
+
+
+@contextlib.contextmanager
+def _temporary_store(
+    spec: EmbeddingSpec, options: Mapping[str, Any], root: DataRoot
+) -> Iterator[tuple[NpyStore, dict[str, Any]]]:
+    """Return a store beside the embeddings, which is removed, and the options of a worker that writes there."""
+    beside = nearest_existing(root.derived)
+    sweep_temporaries(beside, folders=True)
+    folder = temporary_path(beside)
+    folder.mkdir()
+    try:
+        store = NpyStore(folder / spec.folder, options["store"].spec)
+        models = RecordedModels(None, frozenset(), root.ledger)
+        yield store, {**options, "recorded_models": models, "empty_captions": None, "store": store}
+    finally:
+        remove_folder(folder)
 
 
 def _prepare(

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from imagemill.errors import ImagemillError
 from imagemill.pipeline.software import sources, versions
 from imagemill.store.provenance import ModelIdentity
@@ -235,6 +237,18 @@ class NodeWorker:
         if part:
             yield part
         yield BatchEnded(time.monotonic() - began)
+
+
+class LinkEnd:
+    """The other end of a link whose speed is measured."""
+
+    def take(self, data: np.ndarray) -> int:
+        """Take bytes; return how many."""
+        return len(data)
+
+    def give(self, size: int) -> np.ndarray:
+        """Return so many bytes."""
+        return np.zeros(size, np.uint8)
 
 
 def bytes_of(row: Any) -> int:

@@ -76,3 +76,9 @@ def test_kind_made_from_captions_needs_one(data_root):
         path.unlink()
 
     assert "no captions to measure t5_hidden with" in bench(data_root, "--pass", "t5", code=1)
+
+
+def test_cluster_is_measured_only_if_there_is_one(data_root):
+    photos(data_root.approved, 2)
+
+    assert "--engine ray needs the settings of a cluster" in bench(data_root, "--engine", "ray", code=2)

@@ -277,6 +277,30 @@ def test_summaries_are_those_of_this_machine_but_for_a_deadly_image(cluster, roo
     assert workers() == []
 
 
+def test_bench_says_what_limits_a_cluster(cluster, root):
+    """Spec: docs/spec/engines.md#speed"""
+    configure(root)
+    before = contents(root)
+
+    shown = run(cluster, root, "bench", "--engine", "ray", "--pass", "dinov3", "--json")
+    ((speed,), _) = json.JSONDecoder().raw_decode(shown, shown.index("[\n"))
+
+    assert speed["kind"] == "dinov3_npy"
+    assert set(speed["nodes"]) <= {"one", "two"}
+    assert speed["ceilings"]["nodes"] == sum(speed["nodes"].values()) > 0
+    assert speed["ceilings"]["driver"] == 1 / speed["driver_cpu"]
+    assert speed["limit"] == min(speed["ceilings"], key=speed["ceilings"].get)
+    assert speed["shares"] == (speed["limit"] != "nodes")
+    assert speed["sent"] > 0
+    assert speed["returned"] == 4 * 1024  # float32 (1024,)
+    assert (speed["images"], speed["remaining"]) == (24, 24)
+    assert contents(root) == before
+    text = run(cluster, root, "bench", "--engine", "ray", "--pass", "vae", "--images", "8")
+    assert "ms of CPU time per image" in text
+    assert "limits     nodes " in text
+    assert workers() == []
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("count", [12, 128])
 def test_real_models_and_captions_give_the_bytes_of_this_machine(hidden, tmp_path, coco128, count):

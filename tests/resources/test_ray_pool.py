@@ -26,6 +26,9 @@ class Task:
     def name_of(self, key):
         return key
 
+    def parts(self, key):
+        return [key]
+
     def lost(self, key, how):
         return key, how
 
