@@ -5,6 +5,7 @@ IMAGEMILL_MESSAGES=file    records which test produces which message of the prod
 IMAGEMILL_COCO128=folder   128 photographs with annotations; tests that need them are skipped without it
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def pytest_runtest_makereport():
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_make_collect_report():
     return _fail_if_skipped((yield))
+
+
+def pytest_collection_finish():
+    """Keep what is alive now out of garbage collections, each of which would look at all tests and libraries."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Do the same with the libraries that the tests of a file have imported."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,11 @@ from pathlib import Path
 # Imported by each command for itself.
 _PRODUCT = {"assets", "checks", "dagster_project", "imagemill", "io_managers", "resources", "tests", "__main__"}
 
-# Variables that differ between commands, and that libraries do not read when they are imported.
-_OF_A_COMMAND = ("IMAGEMILL_", "DAGSTER_HOME", "XDG_CONFIG_HOME", "PYTEST_", "PYTHONPATH")
+# Variables that differ between commands, and that libraries do not read when they are imported; some are set by libraries.
+_OF_A_COMMAND = (
+    "IMAGEMILL_", "AWS_", "DAGSTER_", "XDG_CONFIG_HOME", "PYTEST_", "PYTHONPATH", "LOCAL_RANK",
+    "PYARROW_", "RAY_", "SPARK_", "TORCHINDUCTOR_",
+)  # fmt: skip
 
 
 # ---- in the test run
