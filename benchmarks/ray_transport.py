@@ -55,7 +55,7 @@ def main() -> int:
     return 0 if all(met) else 1
 
 
-# What travels: bytes out, values back, goal in ms, per image or per batch.
+# Name, whether images are sent, values that come back, goal in ms, and images to which the goal applies.
 CASES = [
     ("400 kB out, 700 kB back", True, 350_000, 0.6, 1),
     ("400 kB out, 4.2 MB back", True, 2_100_000, 3.0, 1),

@@ -71,7 +71,7 @@ def driver_table(cluster: Sequence[dict[str, Any]]) -> list[str]:
             ceiling, limit = driver_ceiling(speed, rate)
             row.append(f"{ceiling:,.0f} ({limit})")
         rows.append(row)
-    return _table(["one driver", "CPU time", "sent", "back", *[f"images/s at {link}" for link in LINKS]], rows)
+    return _table(["one driver", "CPU time (ms)", "sent", "back", *[f"images/s at {link}" for link in LINKS]], rows)
 
 
 def driver_ceiling(speed: dict[str, Any], link: float) -> tuple[float, str]:

@@ -13,6 +13,7 @@ A signal that arrives in a call of Ray is handled after the call: Ray would repl
 Spec: docs/spec/engines.md
 """
 
+import os
 import pickle
 import time
 from collections import Counter, defaultdict, deque
@@ -64,9 +65,10 @@ WAIT_SECONDS = 0.2
 STOP_SECONDS = 12.0
 # Idle actors have so long to remove their temporary files.
 CLOSE_SECONDS = 2.0
-# Threads that read images, and that write files.
+# Threads that read images, and that write files; rows that a thread gets at a time.
 READERS = 8
-WRITERS = 8
+WRITERS = min(8, os.cpu_count() or 1)
+ROWS_PER_TASK = 4
 
 # The loss of a node is known so long after its workers have died.
 LOSS_SECONDS = 4.0
@@ -221,7 +223,8 @@ class RayPool:
                 more = made is not None
             if not (more or next_batch or self._queue or self._running):
                 break
-            self._look_after_nodes()
+            if self._reference is None or time.monotonic() - self._looked >= NODES_SECONDS or not self._all_known:
+                self._look_after_nodes()
             while (actor := self._free_actor()) and (next_batch or self._queue):
                 if (again := self._queue.again()) is not None:
                     parcels = yield from self._sent_again(again)
@@ -273,6 +276,10 @@ class RayPool:
         """Most bytes of images and arrays on the driver."""
         least = max(IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_PER_ACTOR * len(self._actors))
         return self._demand.in_flight_bytes or least
+
+    @property
+    def _all_known(self) -> bool:
+        return all(actor.known for actor in self._actors)
 
     @property
     def _running(self) -> bool:
@@ -334,10 +341,16 @@ class RayPool:
             if name not in batch.names:
                 raise NodesDiffer(f"the worker on {actor.name} returned {name}, which it was not asked for")
             batch.names.discard(name)
-            size = bytes_of(row)
+        # Several rows per task, because to pass one to another thread takes as long as to store a small array.
+        for begin in range(0, len(part), ROWS_PER_TASK):
+            rows = part[begin : begin + ROWS_PER_TASK]
+            size = sum(map(bytes_of, rows))
             self._in_flight += size
             self.returned += size
-            self._staging.append((self._writers.submit(self._task.receive, row), size))
+            self._staging.append((self._writers.submit(self._receive, rows), size))
+
+    def _receive(self, rows: Sequence[Any]) -> list[Any]:
+        return [self._task.receive(row) for row in rows]
 
     def _count(self, actor: _Actor, keys: int, seconds: float) -> None:
         work = self.work[actor.name]
@@ -360,10 +373,10 @@ class RayPool:
             future, size = self._staging[0]
             if not (all_of_them or future.done() or self._in_flight > self._limit):
                 return
-            row = future.result()
+            rows = future.result()
             self._staging.popleft()
             self._in_flight -= size
-            yield row
+            yield from rows
 
     # ---- actors
 

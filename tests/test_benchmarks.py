@@ -24,6 +24,7 @@ SMALL = {
     "migration": ["--records", "20"],
     "object_listing": ["--keys", "3000"],
     "npy_writes": ["--samples", "2", "--rounds", "1"],
+    "ray_transport": ["--images", "32", "--rounds", "1", "--keys", "200"],
     "reading": [
         "--samples", "16", "--sample-kb", "2", "--tars", "2", "--classes", "4", "--batch-size", "4",
         "--rounds", "1", "--seconds", "0.1",
@@ -46,6 +47,7 @@ SLOW = {
     "inputs",
     "look_pages",
     "postgresql",
+    "ray_transport",
     "rescale",
     "scale",
     "ui_start",

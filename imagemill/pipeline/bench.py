@@ -124,7 +124,7 @@ class ClusterSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterPass(Protocol):
-    """What runs a pass once on a cluster, and counts (RayPool)."""
+    """A pool that runs a pass once on a cluster, and counts (RayPool)."""
 
     @property
     def work(self) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from imagemill.pipeline.software import sources, versions
 from imagemill.store.provenance import ModelIdentity
 
 # A part of the results of a batch: at most so many bytes, and those of so many seconds.
-PART_BYTES = 4 << 20
+PART_BYTES = 16 << 20
 PART_SECONDS = 0.5
 
 # A key that was alone at so many deaths of its worker is not tried again.
