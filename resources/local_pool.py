@@ -4,8 +4,8 @@
            ◀──rows──
            ──batch──▶ worker 2   ...
 
-Processes are spawned because many libraries that start threads do not work after a fork. If a process dies, its batch runs
-again, and the other workers continue. Workers whose caller was killed end after their batch, and begin no other.
+Processes are spawned because many libraries that start threads do not work after a fork. If a process dies, the keys of its batch
+run again one by one, and the other workers continue. Workers whose caller was killed end after their batch, and begin no other.
 
 This module must not import Dagster, because every worker would import it too. The engine for assets is resources/engine.py.
 """
@@ -26,10 +26,9 @@ from pebble import ProcessExpired, ProcessPool
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.owners import current_folder, use
+from imagemill.pipeline.remote import runs_again
 
 BATCHES_AHEAD = 2
-# A batch runs again after a death, at most this often; after that, each of its keys runs once as a batch of its own.
-RERUNS = 2
 # After this many lost keys with no success in between, the work stops: the keys are probably not the cause.
 LOST_IN_A_ROW = 3
 CHECK_SECONDS = 1.0
@@ -52,6 +51,8 @@ class WorkerDied(ImagemillError, RuntimeError):
 
 
 class _Batch(NamedTuple):
+    """Keys that a process gets together. `deaths`: at which its only key was alone."""
+
     keys: list[Any]
     deaths: int = 0
 
@@ -161,10 +162,10 @@ def _after_death(
     """Return the batches that run again after the death of a process, and the rows of those that do not."""
     if died:
         return [], died(batch.keys, death)
-    if batch.deaths > RERUNS:
-        return [], [lost_key(key, death) for key in batch.keys] if lost_key else []
-    parts = [batch.keys] if batch.deaths < RERUNS else [[key] for key in batch.keys]
-    return [_Batch(part, batch.deaths + 1) for part in parts], []
+    deaths = batch.deaths + 1 if len(batch.keys) == 1 else 0
+    if again := runs_again(batch.keys, deaths):
+        return [_Batch(keys, deaths) for keys in again], []
+    return [], [lost_key(key, death) for key in batch.keys] if lost_key else []
 
 
 class _Spawn(SpawnContext):

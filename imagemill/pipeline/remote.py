@@ -282,6 +282,25 @@ class Batch:
         return sum(parcel.size for parcel in self.parcels)
 
 
+def runs_again(
+    keys: Sequence[Any], deaths_alone: int, parts: Callable[[Any], Sequence[Any]] = lambda key: [key]
+) -> list[list[Any]]:
+    """Return the batches in which the keys of a batch run again after the death of its worker; none if its only key is lost.
+
+    Args:
+        keys: those without a row.
+        deaths_alone: deaths at which the only key was alone, this one included; 0 if the batch had other keys.
+        parts: returns the keys into which a key is divided.
+    """
+    if not deaths_alone:
+        return [[key] for key in keys]
+    (key,) = keys
+    divided = parts(key)
+    if len(divided) > 1:
+        return [[part] for part in divided]
+    return [[key]] if deaths_alone < DEATHS_ALONE else []
+
+
 class WorkQueue:
     """Keys in the order in which they are sent, and those that have to be sent again after a death.
 
@@ -326,20 +345,13 @@ class WorkQueue:
         if not batch.begun or not counts:
             self._again.append(keys)
             return []
-        if len(batch.parcels) > 1:
-            self._again.extend([key] for key in keys)
-            return []
-        (key,) = keys
-        parts = self._parts(key)
-        if len(parts) > 1:
-            self._again.extend([part] for part in parts)
-            return []
-        deaths = self._alone.get(self._name_of(key), 0) + 1
-        self._alone[self._name_of(key)] = deaths
-        if deaths >= DEATHS_ALONE:
-            return keys
-        self._again.append(keys)
-        return []
+        deaths = 0
+        if len(batch.parcels) == 1:
+            name = self._name_of(keys[0])
+            deaths = self._alone[name] = self._alone.get(name, 0) + 1
+        again = runs_again(keys, deaths, self._parts)
+        self._again.extend(again)
+        return [] if again else keys
 
     @property
     def size(self) -> int:

@@ -719,7 +719,7 @@ def test_worker_killed_from_outside_costs_no_image(tmp_path):
 
 def test_killed_worker_ends_the_run_and_the_next_one_finishes(tmp_path, monkeypatch):
     dataset = raw_dataset(tmp_path / "d", [(100, 60 + n % 5) for n in range(200)])
-    monkeypatch.setattr("resources.local_pool.RERUNS", -1)  # as if it died each time
+    monkeypatch.setattr("resources.local_pool.runs_again", lambda keys, deaths: [])  # as if it died each time
 
     with pytest.raises(WorkerDied, match="SIGKILL"):
         run_rescale(plan_rescale(dataset, PRESET, choose_parameters(preset_of(dataset), library="pillow")), killing)
