@@ -10,7 +10,9 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from random import Random
 
+import dagster as dg
 import psutil
 import pytest
 
@@ -117,13 +119,19 @@ def ends(check, seconds):
 
 
 def check_complete(root, count=24):
-    """Every image has each file, and one row for it."""
+    """Every image has each file, and one row and one materialization for it."""
     for kind in KINDS:
         with Ledger(root.ledger) as ledger:
             assert len(ledger.ids_with_file(kind)) == count
     made = Counter(path.parent.name for path in root.derived.glob("*/photo*.npy"))
     assert set(made.values()) == {count}
     assert not list(root.derived.glob("*/.tmp-*"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(root.path / ".dagster"))
+        with dg.DagsterInstance.get() as instance:
+            for kind in KINDS:
+                records = instance.fetch_materializations(dg.AssetKey(kind), limit=10 * count).records
+                assert Counter(Counter(record.partition_key for record in records).values()) == {1: count}
 
 
 def test_files_are_those_of_this_machine(cluster, root, tmp_path):
@@ -176,18 +184,85 @@ def test_run_goes_on_without_a_killed_worker_and_a_lost_node(cluster, root, paus
     cluster.start("two")
 
 
+def moments(count, seed, *more):
+    """Return parameters with different seconds after the first file, for soak trials; with further values."""
+    random = Random(seed)
+    names = [f"{seed}{trial}" for trial in range(count)]
+    return [pytest.param(random.uniform(0, 6), *more, marks=pytest.mark.soak, id=name) for name in names]
+
+
+@pytest.mark.parametrize("moment", moments(20, "worker"))
+def test_killed_worker_costs_nothing(cluster, root, pause, moment):
+    """Spec: docs/spec/engines.md#deaths"""
+    pause.write_text("0.5")
+    configure(root)
+    started = begin(cluster, root)
+
+    time.sleep(moment)
+    for pid in workers()[:1]:
+        os.kill(pid, signal.SIGKILL)
+    pause.write_text("0.1")
+
+    shown, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, shown
+    check_complete(root)
+
+
+@pytest.mark.parametrize(("moment", "replaced"), [*moments(10, "replaced", True), *moments(5, "lost", False)])
+def test_lost_node_costs_nothing(cluster, root, pause, moment, replaced):
+    """Spec: docs/spec/engines.md#deaths"""
+    pause.write_text("0.5")
+    configure(root)
+    started = begin(cluster, root)
+
+    time.sleep(moment)
+    cluster.kill("two")
+    try:
+        if replaced:
+            cluster.start("two")
+        pause.write_text("0.1")
+        shown, _ = started.communicate(timeout=180)
+    finally:
+        if not replaced:
+            cluster.start("two")
+    assert started.returncode == 0, shown
+    check_complete(root)
+
+
+@pytest.mark.parametrize("moment", moments(10, "caption"))
+def test_caption_that_kills_its_worker_costs_itself_while_a_node_is_lost(cluster, root, pause, moment):
+    """Spec: docs/spec/engines.md#deaths"""
+    (root.approved / "photo0007.txt").write_text("deadly")
+    pause.write_text("0.2")
+    configure(root)
+    started = begin(cluster, root)
+
+    time.sleep(moment)
+    cluster.kill("two")
+    try:
+        pause.write_text("0")
+        shown, _ = started.communicate(timeout=180)
+    finally:
+        cluster.start("two")
+    assert started.returncode == 1, shown
+    assert "photo0007: its worker process was killed each time" in shown
+    with Ledger(root.ledger) as ledger:
+        assert [len(ledger.ids_with_file(kind)) for kind in KINDS] == [24, 24, 23]
+
+
 @pytest.mark.soak
-def test_interrupt_keeps_what_was_delivered(cluster, root, pause):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_keeps_what_was_delivered(cluster, root, pause, number):
     """Spec: docs/spec/engines.md#deaths"""
     pause.write_text("0.5")
     configure(root)
     started = begin(cluster, root)
 
     began = time.monotonic()
-    started.send_signal(signal.SIGINT)
+    started.send_signal(number)
     shown, _ = started.communicate(timeout=60)
 
-    assert started.returncode == 130, shown
+    assert started.returncode == 128 + number, shown
     assert "t5_hidden  0 made" in shown
     assert time.monotonic() - began < 15
     kept = {path.name for path in (root.derived / "dinov3").glob("photo*.npy")}
@@ -198,13 +273,14 @@ def test_interrupt_keeps_what_was_delivered(cluster, root, pause):
     check_complete(root)
 
 
-@pytest.mark.soak
-def test_workers_of_a_killed_run_end_and_the_next_run_completes_it(cluster, root, pause):
+@pytest.mark.parametrize("moment", moments(10, "driver"))
+def test_workers_of_a_killed_run_end_and_the_next_run_completes_it(cluster, root, pause, moment):
     """Spec: docs/spec/engines.md#deaths"""
     pause.write_text("0.5")
     configure(root)
     started = begin(cluster, root)
 
+    time.sleep(moment)
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
