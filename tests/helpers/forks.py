@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 # Imported by each command for itself.
@@ -49,7 +50,7 @@ class Forks:
         return (
             _of_libraries(environment) == self._shared
             and set(self._search_path) <= set(_search_path(environment))
-            and not any(Path(path, "sitecustomize.py").exists() for path in added)
+            and not any(_replaces_modules(Path(path)) for path in added)
         )
 
     def run(self, command, environment, *, folder=None, merged=False):
@@ -82,6 +83,12 @@ class Forks:
 
 def _of_libraries(environment):
     return {name: value for name, value in environment.items() if not name.startswith(_OF_A_COMMAND)}
+
+
+def _replaces_modules(folder):
+    """Return whether a folder has `sitecustomize`, or another form of a module that may have been imported already."""
+    names = {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
+    return any(name == "sitecustomize" or (name.isidentifier() and find_spec(name)) for name in names)
 
 
 def _search_path(environment):

@@ -1,11 +1,13 @@
 """Presets made by Dagster in the test's own process, and the resulting files."""
 
 import io
+import os
 import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
+from unittest import mock
 
 import dagster as dg
 import pytest
@@ -84,9 +86,9 @@ class Done(NamedTuple):
 
 
 def imagemill_here(root, *arguments, **environment) -> Done:
-    """Run a command in the test's own process, which saves its start-up time."""
+    """Run a command in the test's own process, which saves its start-up time; variables that it sets are gone afterwards."""
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+    with mock.patch.dict(os.environ), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.delenv(MAX_OBJECTS_VARIABLE, raising=False)
         patch.setenv("IMAGEMILL_DATA_ROOT", str(root.path))
         patch.setattr(sys, "argv", ["imagemill", *map(str, arguments)])
