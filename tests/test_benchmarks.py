@@ -40,10 +40,12 @@ SMALL = {
     "system_calls": ["--samples", "2", "--rounds", "1"],
     "validation": ["--records", "50", "--presets", "50", "--rounds", "1"],
 }  # fmt: skip
-# Full-size weights of gigabytes; nine runs of the command, and eight; images enough for two workers to get going.
+# Full-size weights of gigabytes; many runs of the command; images enough for two workers to get going; large photographs.
 SLOW = {
     "embedding_efficiency",
     "bookkeeping",
+    "colour",
+    "dinov3_preprocessing",
     "inputs",
     "look_pages",
     "postgresql",

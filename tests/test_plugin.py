@@ -119,6 +119,7 @@ def test_patch_tokens_equal_those_of_the_model(data_root, product):
     np.testing.assert_allclose(sample["patches"].reshape(-1, 1024), tokens.numpy(), atol=5e-3)
 
 
+@pytest.mark.soak
 def test_setting_of_a_plug_in_is_part_of_its_identity(data_root, product):
     photos(data_root.approved, 1)
     configure(data_root, KINDS, patch_tokens={"reduce": 8})

@@ -158,7 +158,7 @@ def test_output_disk_that_fills_up_stops_the_pass_without_truncated_files(disk, 
     assert_rerun_completes(data_root, undisturbed)
 
 
-@pytest.mark.parametrize("leave", [0, 100_000, MEGABYTE])
+@pytest.mark.parametrize("leave", [0, pytest.param(100_000, marks=pytest.mark.soak), MEGABYTE])
 def test_full_disk_under_the_data_root_is_reported_and_the_next_run_recovers(disk, undisturbed, leave):
     """Ledger and Dagster history have no space either."""
     root = DataRoot(disk.path / "data")

@@ -100,7 +100,8 @@ def test_results_are_those_of_a_folder(tmp_path, server, proxy):
     ]
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(128, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [6, 128])
 def test_real_photographs_give_the_results_of_a_folder(tmp_path, server, proxy, coco128, count):
     """With preview models."""
     local, remote = root_of(tmp_path, "local"), root_of(tmp_path, "remote")
@@ -237,6 +238,7 @@ def test_object_that_changes_while_it_is_read_fails_until_the_next_run(tmp_path,
     assert arrays == {path: data for path, data in results(other).items() if path.endswith(".npy")}
 
 
+@pytest.mark.soak
 def test_two_workers_read_a_bucket(tmp_path, server, proxy):
     root = root_of(tmp_path, "data")
     root.config_file.write_text(root.config_file.read_text() + "devices: [cpu, cpu]\n")

@@ -97,6 +97,7 @@ def test_regeneration_waits_for_a_run_that_writes_files_of_the_kind(root):
     assert len(model_keys(root)) == 1
 
 
+@pytest.mark.soak
 def test_deleting_the_embeddings_waits_for_a_run_that_writes_some(root):
     """Otherwise files written after the deletion would have no recorded model."""
     with Ledger(root.ledger) as ledger:

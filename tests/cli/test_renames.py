@@ -208,7 +208,7 @@ def check_completed(root, count, first):
         assert {rename.state for rename in ledger.renames()} == {DONE}
 
 
-@pytest.mark.parametrize("state", [ACCEPTED, RECORDED])
+@pytest.mark.parametrize("state", [ACCEPTED, pytest.param(RECORDED, marks=pytest.mark.soak)])
 def test_acceptance_killed_after_a_step_is_completed_by_the_next_run(prepared, tmp_path, state):
     """kill -9 between the transaction of the ledger and the records, and between these and the shards."""
     original, first = prepared(12)

@@ -272,7 +272,7 @@ def test_killed_rank_loses_only_its_current_batch(tickets, tmp_path):
     assert {name: len(images) for name, images in groups(tickets).items()} == WHOLE
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_only_the_group_of_a_deadly_image_is_missing_after_a_rerun(tickets, tmp_path, world):
     """ "A killed worker: retried by the next run, and this run exits 1 after all the rest is done"."""
     ticket(tickets.stage_a_input, "pass", "b", "b1.jpg", "deadly.jpg")

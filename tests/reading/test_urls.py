@@ -96,7 +96,7 @@ def test_batches_are_those_of_the_folder(root, url):
     assert batches(published, 3) == batches(local, 3)
 
 
-@pytest.mark.parametrize("context", [None, "spawn"])
+@pytest.mark.parametrize("context", [None, pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_deliver_the_batches_of_the_folder(root, url, context):
     """The parent has used the store before."""
     expected = batches(ShardDataset(root.shards, **OPTIONS), 3)
