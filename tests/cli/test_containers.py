@@ -80,12 +80,21 @@ def test_killed_container_resumes_after_a_restart_under_another_name(root, undis
     assert leftovers(root) == []
 
 
-def test_two_live_containers_with_one_host_name_give_the_result_of_one_run(root, undisturbed):
+def test_two_live_containers_with_one_host_name_give_the_result_of_one_run(root, undisturbed, tmp_path):
     """Neither considers the other dead, although process ids of the other have no meaning in its own namespace."""
-    first = contained("same", "run", "--data-root", root.path, sleep="0.3")
+    pause = tmp_path / "pause"
+    pause.write_text("0.5")
+    first = contained("same", "run", "--data-root", root.path, sleep=str(pause))
     wait_for_files(root, first, 2)
     second = contained("same", "run", "--data-root", root.path)
-    outputs = [process.communicate(timeout=300)[0] for process in (first, second)]
+    said = []
+    assert second.stdout
+    for line in second.stdout:
+        said.append(line)
+        if "waiting for run" in line:
+            break
+    pause.write_text("0")
+    outputs = [first.communicate(timeout=300)[0], "".join(said) + second.communicate(timeout=300)[0]]
 
     assert [first.returncode, second.returncode] == [0, 0], outputs
     assert "waiting for run" in outputs[1]
