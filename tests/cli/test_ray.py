@@ -351,8 +351,8 @@ def test_node_with_another_fact_gets_no_batch(cluster, root, pause, tmp_path, fa
     }
     differs = {"PYTHONPATH": search, "IMAGEMILL_STUB_SLEEP": str(tmp_path / "missing"), **changed[fact]}
     configure(root)
-    with open(root.config_file, "a") as file:
-        file.write("kinds: [dinov3_npy, vae_latents, t5_hidden, patch_tokens]\n")
+    settings = root.config_file.read_text().replace("encoders: {}", "encoders: {patch_tokens: {reduce: 8}}")
+    root.config_file.write_text(settings + "kinds: [dinov3_npy, vae_latents, t5_hidden, patch_tokens]\n")
     for name in ("one", "two"):
         cluster.kill(name)
     cluster.start("one", PYTHONPATH=search)
