@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -320,68 +319,6 @@ def test_node_that_differs_gets_no_work(cluster, root, tmp_path):
     finally:
         cluster.kill("two")
         cluster.start("two")
-
-
-def changed_copy(package, folder):
-    """Copy a package into a folder, with another comment in one of its files; return the folder."""
-    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(folder / package.name / "__init__.py", "a") as file:
-        file.write("# another source\n")
-    return folder
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("late", [False, True], ids=["from the start", "late"])
-@pytest.mark.parametrize(
-    "fact", ["source of imagemill", "source of imagemill_patch_tokens", "device", "weights_sha256"]
-)
-def test_node_with_another_fact_gets_no_batch(cluster, root, pause, tmp_path, fact, late):
-    """A model call on that node would fail, because the file with its pause is missing. Spec: docs/spec/engines.md#reference"""
-    site = built_plugin(tmp_path)
-    search = os.pathsep.join([STUBBED, str(site)])
-    changed = {
-        "source of imagemill": {
-            "PYTHONPATH": f"{changed_copy(PROJECT / 'imagemill', tmp_path / 'other')}{os.pathsep}{search}"
-        },
-        "source of imagemill_patch_tokens": {
-            "PYTHONPATH": f"{changed_copy(site / 'imagemill_patch_tokens', tmp_path / 'plugin')}{os.pathsep}{search}"
-        },
-        "device": {"IMAGEMILL_STUB_DEVICE": "cuda"},
-        "weights_sha256": {"IMAGEMILL_STUB_WEIGHTS": "others"},
-    }
-    differs = {"PYTHONPATH": search, "IMAGEMILL_STUB_SLEEP": str(tmp_path / "missing"), **changed[fact]}
-    configure(root)
-    settings = root.config_file.read_text().replace("encoders: {}", "encoders: {patch_tokens: {reduce: 8}}")
-    root.config_file.write_text(settings + "kinds: [dinov3_npy, vae_latents, t5_hidden, patch_tokens]\n")
-    for name in ("one", "two"):
-        cluster.kill(name)
-    cluster.start("one", PYTHONPATH=search)
-    try:
-        if late:
-            pause.write_text("0.5")
-            started = begin(cluster, root, PYTHONPATH=search)
-            cluster.start("two", **differs)
-            time.sleep(6)
-            pause.write_text("0")
-            shown, _ = started.communicate(timeout=180)
-            assert started.returncode == 0, shown
-        else:
-            cluster.start("two", **differs)
-            agree = fact.startswith("source")
-            shown = run(cluster, root, code=0 if agree else 1, PYTHONPATH=search)
-            if not agree:
-                assert f": {fact} is " in shown
-                assert "and two would not" in shown or "the nodes two and" in shown
-                assert not list(root.derived.glob("*/photo*.npy"))
-                return
-        assert f"node two gets no work: {fact} is " in shown
-        check_complete(root)
-        assert len(list((root.derived / "patch_tokens").glob("photo*.npy"))) == 24
-    finally:
-        for name in list(cluster.nodes):
-            cluster.kill(name)
-        for name in ("one", "two"):
-            cluster.start(name)
 
 
 def test_too_large_a_demand_is_refused_with_what_the_cluster_has(cluster, root):

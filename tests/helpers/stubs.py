@@ -4,7 +4,7 @@
 this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, or as many as the file with this
 absolute path contains, so that a run can be killed in the middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is
 appended per captioned image; `IMAGEMILL_STUB_DEADLY` is the caption that kills the process; `IMAGEMILL_STUB_WEIGHTS` names other
-weights, and `IMAGEMILL_STUB_DEVICE` another device; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
+weights; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
 """
 
 import os
@@ -44,7 +44,6 @@ class StubEncoder:
             model=settings.model,
             preview=settings.model == "preview",
             threads=threads,
-            device=os.environ.get("IMAGEMILL_STUB_DEVICE", "cpu"),
             facts={"stub": spec.kind, "model": settings.model}
             | ({"weights_sha256": weights} if (weights := os.environ.get("IMAGEMILL_STUB_WEIGHTS")) else {})
             | ({"size": settings.size} if hasattr(settings, "size") else {}),
