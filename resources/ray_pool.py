@@ -223,7 +223,7 @@ class RayPool:
                 more = made is not None
             if not (more or next_batch or self._queue or self._running):
                 break
-            if self._reference is None or time.monotonic() - self._looked >= NODES_SECONDS or not self._all_known:
+            if self._nodes_are_due:
                 self._look_after_nodes()
             while (actor := self._free_actor()) and (next_batch or self._queue):
                 if (again := self._queue.again()) is not None:
@@ -278,8 +278,10 @@ class RayPool:
         return self._demand.in_flight_bytes or least
 
     @property
-    def _all_known(self) -> bool:
-        return all(actor.known for actor in self._actors)
+    def _nodes_are_due(self) -> bool:
+        """Whether workers have to be started or are waited for; asked for every row, and cheaper than to look."""
+        waits = self._reference is None or not all(actor.known for actor in self._actors)
+        return waits or time.monotonic() - self._looked >= NODES_SECONDS
 
     @property
     def _running(self) -> bool:

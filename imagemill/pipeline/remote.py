@@ -12,11 +12,13 @@ Spec: docs/spec/engines.md
 
 import pickle
 import socket
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -192,6 +194,27 @@ class BatchEnded(NamedTuple):
     """The end of a batch, which took so many seconds."""
 
     seconds: float
+
+
+class NodeSide:
+    """Base of workers on other machines: a temporary folder for preview models, and whether to begin no other model call."""
+
+    def __init__(self) -> None:
+        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
+        self.stopped = False
+
+    @property
+    def preview_root(self) -> Path:
+        """Folder in which this worker makes preview models."""
+        return Path(self._previews.name)
+
+    def stop(self) -> None:
+        """Begin no other model call."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Remove the preview models."""
+        self._previews.cleanup()
 
 
 class NodeWorker:

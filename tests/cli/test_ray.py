@@ -134,6 +134,13 @@ def check_complete(root, count=24):
                 assert Counter(Counter(record.partition_key for record in records).values()) == {1: count}
 
 
+def end_complete(started, root):
+    """Wait for the end of a run, which has made everything."""
+    shown, _ = started.communicate(timeout=180)
+    assert started.returncode == 0, shown
+    check_complete(root)
+
+
 def test_files_are_those_of_this_machine(cluster, root, tmp_path):
     """Every output has the bytes of a run in this process, and the nodes have seen no folder of it.
 
@@ -178,9 +185,7 @@ def test_run_goes_on_without_a_killed_worker_and_a_lost_node(cluster, root, paus
     cluster.kill("two")
     pause.write_text("0")
 
-    shown, _ = started.communicate(timeout=180)
-    assert started.returncode == 0, shown
-    check_complete(root)
+    end_complete(started, root)
     cluster.start("two")
 
 
@@ -203,9 +208,7 @@ def test_killed_worker_costs_nothing(cluster, root, pause, moment):
         os.kill(pid, signal.SIGKILL)
     pause.write_text("0.1")
 
-    shown, _ = started.communicate(timeout=180)
-    assert started.returncode == 0, shown
-    check_complete(root)
+    end_complete(started, root)
 
 
 @pytest.mark.parametrize(("moment", "replaced"), [*moments(10, "replaced", True), *moments(5, "lost", False)])
@@ -292,7 +295,7 @@ def test_workers_of_a_killed_run_end_and_the_next_run_completes_it(cluster, root
 
 @pytest.mark.soak
 def test_node_that_differs_gets_no_work(cluster, root, tmp_path):
-    """Other weights and another source, for the first files and for later ones. Spec: docs/spec/engines.md#reference"""
+    """Other weights, for the first files and for later ones. Spec: docs/spec/engines.md#reference"""
     configure(root)
     cluster.kill("two")
     cluster.start("two", IMAGEMILL_STUB_WEIGHTS="others")

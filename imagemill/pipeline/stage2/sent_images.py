@@ -3,14 +3,13 @@
 Spec: docs/spec/engines.md#what-travels
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from imagemill.fs.folders import Folder, SentFolder, file_bytes
+from imagemill.pipeline.remote import NodeSide
 from imagemill.pipeline.stage2.image_metadata import ImageFile
 
 
@@ -26,31 +25,18 @@ def image_to_send(approved: Folder, job: ImageFile) -> np.ndarray:
     return np.frombuffer(file_bytes(approved / job.file_name, job.stat), np.uint8)
 
 
-class SentImagesWorker:
+class SentImagesWorker(NodeSide):
     """A worker, on the other machine, around the `worker` of a subclass, which reads the images that were sent."""
 
     worker: Any
-
-    def __init__(self) -> None:
-        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
-        self._stopped = False
-
-    @property
-    def preview_root(self) -> Path:
-        """Folder in which this worker makes preview models."""
-        return Path(self._previews.name)
 
     def stream(self, payloads: Sequence[SentImage]) -> Iterator[Any]:
         """Yield one row per job, in any order."""
         files = {sent.job.file_name: sent.image.tobytes() for sent in payloads if sent.image is not None}
         self.worker.approved = SentFolder(files)
-        yield from self.worker.stream(job for job in [sent.job for sent in payloads] if not self._stopped)
-
-    def stop(self) -> None:
-        """Take no further job."""
-        self._stopped = True
+        yield from self.worker.stream(job for job in [sent.job for sent in payloads] if not self.stopped)
 
     def close(self) -> None:
         """Free the memory of the model."""
         self.worker.close()
-        self._previews.cleanup()
+        super().close()

@@ -9,7 +9,6 @@ engine counts the deaths of workers itself. The general part is in pipeline/remo
 Spec: docs/spec/engines.md#stage-a
 """
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,9 +25,10 @@ from imagemill.domain.ranks import ImageJob
 from imagemill.errors import ModelMismatch, Refused, disk_full_reported
 from imagemill.formats.images import decode_rgb
 from imagemill.formats.jsonl import LineAppender
+from imagemill.fs.fingerprints import signature_bytes
 from imagemill.models import SUMMARIZER, NamedImage, Summarizer
 from imagemill.pipeline.batch_inference import Answer, Unanswered
-from imagemill.pipeline.remote import About, Parcel, about_here
+from imagemill.pipeline.remote import About, NodeSide, Parcel, about_here
 from imagemill.pipeline.stage_a.plan import StageAPlan
 from imagemill.pipeline.stage_a.rank_files import (
     RankMark,
@@ -44,15 +44,13 @@ from imagemill.pipeline.stage_a.worker import (
     RankResult,
     ReadImage,
     SummaryLookup,
+    in_batches,
     inferred,
     rank_line,
     unreadable,
 )
 from imagemill.progress import Progress
 from imagemill.store.provenance import ModelIdentity, differing_facts
-
-# Bytes of an image whose file cannot be looked up.
-_UNKNOWN_BYTES = 1 << 20
 
 
 class SummarizerRecipe(Protocol):
@@ -139,15 +137,14 @@ class SummaryRecipe:
         return RemoteSummaryWorker(self)
 
 
-class RemoteSummaryWorker:
+class RemoteSummaryWorker(NodeSide):
     """The worker, on the other machine."""
 
     def __init__(self, recipe: SummaryRecipe) -> None:
-        self._previews = tempfile.TemporaryDirectory(prefix="imagemill-")
+        super().__init__()
         self._recipe = recipe
-        self._summarizer = recipe.summarizer.elsewhere(Path(self._previews.name), recipe.gpus)
+        self._summarizer = recipe.summarizer.elsewhere(self.preview_root, recipe.gpus)
         self._threads = ThreadPoolExecutor(recipe.decode_threads, "decode")
-        self._stopped = False
 
     def about(self) -> About:
         """Return the facts on which the summaries depend; the identity of a model is read from its files."""
@@ -161,7 +158,7 @@ class RemoteSummaryWorker:
         """Yield the answers of each batch. The images of the next one are decoded meanwhile."""
         decoding = self._decode(payloads[0]) if payloads else []
         for number, sent in enumerate(payloads):
-            if self._stopped:
+            if self.stopped:
                 return
             images = [future.result() for future in decoding]
             decoding = self._decode(payloads[number + 1]) if number + 1 < len(payloads) else []
@@ -180,14 +177,10 @@ class RemoteSummaryWorker:
         except (Refused, OSError, MemoryError) as error:
             return unreadable(error)
 
-    def stop(self) -> None:
-        """Begin no other model call."""
-        self._stopped = True
-
     def close(self) -> None:
         """Remove the preview models."""
         self._threads.shutdown(cancel_futures=True)
-        self._previews.cleanup()
+        super().close()
 
 
 def about_summarizer(recipe: SummarizerRecipe, mission: str, batch_size: int) -> About:
@@ -276,39 +269,27 @@ class RanksPass:
         self._mark(rank, ended=False)
         known: list[Outcome] = []
         jobs, last = plan.split_jobs(rank, behind)
-        parts = self._batches(rank, jobs, self.recipe.batch_size, known), self._batches(rank, last, 1, known)
-        batches, alone = list(parts[0]), list(parts[1])
+        batches = self._batches(rank, jobs, self.recipe.batch_size, known)
+        alone = self._batches(rank, last, 1, known)
         return BatchLines(rank, tuple(known)), batches, alone
 
-    def _batches(self, rank: int, jobs: Sequence[ImageJob], size: int, known: list[Outcome]) -> Iterator[ImageBatch]:
-        """Yield the batches of images that may have no summary; append the lines of the others."""
-        batch: list[ImageJob] = []
-        for job in jobs:
-            if batch and not self._plan.ranks.mixes_groups and batch[-1].group_seq != job.group_seq:
-                yield self._batch(rank, batch)
-                batch = []
-            try:
-                outcome = self._lookup.unchanged(job)
-            except OSError as error:
-                outcome = Outcome(rank_line(self._plan, job, "", unreadable(error)), "failed")
-            if outcome:
-                known.append(outcome)
-                continue
-            batch.append(job)
-            if len(batch) == size:
-                yield self._batch(rank, batch)
-                batch = []
-        if batch:
-            yield self._batch(rank, batch)
+    def _batches(self, rank: int, jobs: Sequence[ImageJob], size: int, known: list[Outcome]) -> list[ImageBatch]:
+        """Return the batches of images that may have no summary; append the lines of the others."""
+        batches: list[ImageBatch] = []
+        for part in in_batches(jobs, self._look, size, mixes_groups=self._plan.ranks.mixes_groups):
+            if isinstance(part, Outcome):
+                known.append(part)
+            else:
+                batches.append(ImageBatch(rank, tuple(job for job, _ in part), sum(size for _, size in part)))
+        return batches
 
-    def _batch(self, rank: int, jobs: Sequence[ImageJob]) -> ImageBatch:
-        return ImageBatch(rank, tuple(jobs), sum(map(self._bytes, jobs)))
-
-    def _bytes(self, job: ImageJob) -> int:
+    def _look(self, job: ImageJob) -> Outcome | tuple[ImageJob, int]:
+        """Return the line of an image that is unchanged or cannot be read, else the image and the bytes of its file."""
         try:
-            return (self._plan.folder / self._plan.image(job)).stat().st_size
-        except OSError:
-            return _UNKNOWN_BYTES
+            found = self._lookup.unchanged(job)
+        except OSError as error:
+            return Outcome(rank_line(self._plan, job, "", unreadable(error)), "failed")
+        return found if isinstance(found, Outcome) else (job, signature_bytes(found))
 
     def _write(self, lines: BatchLines, counts: Counter[str], progress: Progress) -> None:
         with LineAppender(rank_file(self._output, self._plan.mission, lines.rank)) as file:
@@ -341,8 +322,8 @@ class RanksPass:
         return key.name
 
     def parts(self, batch: ImageBatch) -> list[ImageBatch]:
-        """Return a batch per image."""
-        return [self._batch(batch.rank, [job]) for job in batch.jobs]
+        """Return a batch per image, of the mean size."""
+        return [ImageBatch(batch.rank, (job,), batch.size // len(batch.jobs)) for job in batch.jobs]
 
     def send(self, batch: ImageBatch) -> BatchLines | Parcel:
         """Read the images of a batch; pack those whose bytes have no summary."""

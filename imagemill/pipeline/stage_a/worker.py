@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import UNSET
 from PIL import Image
@@ -49,6 +49,8 @@ from imagemill.pipeline.stage_a.rank_files import (
 )
 from imagemill.pipeline.stage_a.summaries import SNAPSHOT, KnownSummaries, summarize_batch, summary_fingerprint
 from imagemill.progress import Progress
+
+T = TypeVar("T")
 
 DEFAULT_BATCH_SIZE = 8
 
@@ -91,12 +93,12 @@ class SummaryLookup:
     def __init__(self, plan: StageAPlan, known: KnownSummaries) -> None:
         self._plan, self._known = plan, known
 
-    def unchanged(self, job: ImageJob) -> Outcome | None:
-        """Return the line of an image whose file is as it was when its summary was made, else None. Raises OSError."""
+    def unchanged(self, job: ImageJob) -> Outcome | FileSignature:
+        """Return the line of an image whose file is as it was when its summary was made, else its signature. Raises OSError."""
         image = self._plan.image(job)
         stat = file_signature(self._plan.folder / image)
         content = self._known.content(image, stat)
-        return self._found(job, stat, content)[0] if content else None
+        return (self._found(job, stat, content)[0] if content else None) or stat
 
     def read(self, job: ImageJob) -> Outcome | ReadImage:
         """Read an image; return its line if the same bytes have a summary under the same name. Raises OSError."""
@@ -190,30 +192,21 @@ class RankWorker:
 
     def _batches(self, jobs: Iterable[ImageJob], size: int) -> Iterator[list[Outcome]]:
         """Yield lists of lines: each must be written before the next is requested."""
-        batch: list[_Ready] = []
-        for job in jobs:
-            if batch and not self.plan.ranks.mixes_groups and batch[-1].job.group_seq != job.group_seq:
-                yield self._infer(batch)
-                self._flight.done()
-            found = self._look(job)
-            if isinstance(found, _Ready):
-                batch.append(found)
+        for part in in_batches(jobs, self._look, size, mixes_groups=self.plan.ranks.mixes_groups):
+            if isinstance(part, Outcome):
+                yield [part]
             else:
-                yield [found]
-            del found  # otherwise one more decoded image than the batch would stay in memory
-            if len(batch) == size:
-                yield self._infer(batch)
+                yield self._infer(part)
                 self._flight.done()
-        if batch:
-            yield self._infer(batch)
         self._flight.done()
 
     def _look(self, job: ImageJob) -> _Ready | Outcome:
         """Return the line of an image whose summary is known or that cannot be read, else the image."""
         known_by = ""
         try:
-            if line := self._lookup.unchanged(job):
-                return line
+            known = self._lookup.unchanged(job)
+            if isinstance(known, Outcome):
+                return known
             self._flight.begin(self.plan.image(job))
             read = self._lookup.read(job)
             if isinstance(read, Outcome):
@@ -232,6 +225,37 @@ class RankWorker:
         done = [ready._replace(image=None) for ready in batch]
         batch.clear()
         return [inferred(self.plan, ready, answer) for ready, answer in zip(done, answers, strict=True)]
+
+
+def in_batches(
+    jobs: Iterable[ImageJob], look: Callable[[ImageJob], T | Outcome], size: int, *, mixes_groups: bool
+) -> Iterator[list[T] | Outcome]:
+    """Yield the lines of known images as they are found, and batches of the other images.
+
+    Args:
+        jobs: the images, in order.
+        look: returns the line of an image, or what a batch has of it; called for the next image only when a batch has room.
+        size: most images of a batch.
+        mixes_groups: whether images of several groups may share a batch.
+    """
+    batch: list[T] = []
+    group = -1
+    for job in jobs:
+        if batch and not mixes_groups and job.group_seq != group:
+            yield batch
+            batch = []
+        found = look(job)
+        if isinstance(found, Outcome):
+            yield found
+        else:
+            batch.append(found)
+            group = job.group_seq
+        del found  # otherwise one more decoded image than the batch would stay in memory
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def unreadable(error: Refused | OSError | MemoryError) -> Unanswered:
