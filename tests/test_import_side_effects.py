@@ -51,3 +51,36 @@ def test_import_of_every_module_changes_no_global_state():
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 150
+
+
+IMPORT_WATCHED = """
+import os
+import pkgutil
+import sys
+
+read = []
+
+class Watched(type(os.environ)):
+    def __getitem__(self, name):
+        if name.startswith("IMAGEMILL_"):
+            read.append(name)
+        return super().__getitem__(name)
+
+os.environ.__class__ = Watched
+os.environ.get("IMAGEMILL_WATCHED")
+import imagemill
+for module in pkgutil.walk_packages(imagemill.__path__, "imagemill."):
+    if not module.name.endswith("__main__"):
+        __import__(module.name)
+print(*read)
+"""
+
+
+def test_import_of_the_domain_packages_reads_none_of_our_variables():
+    """The commands of the tests run in forks of a process that has imported `imagemill` (tests/helpers/forks.py)."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_WATCHED], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["IMAGEMILL_WATCHED"]

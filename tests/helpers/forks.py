@@ -3,7 +3,8 @@
     Forks.run(...)  ──a JSON line──>  python -m tests.helpers.forks ──fork──> the command, to its end
                     <─its exit code──
 
-Nothing of the product is imported before the fork: a command imports it with its own environment, as in a new interpreter.
+Of the product, only `imagemill` is imported before the fork, because importing it reads no variable. A command imports the other
+packages with its own environment, as in a new interpreter.
 """
 
 import atexit
@@ -20,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # Imported by each command for itself.
-_PRODUCT = {"assets", "checks", "dagster_project", "imagemill", "io_managers", "resources", "tests", "__main__"}
+_PRODUCT = {"assets", "checks", "dagster_project", "io_managers", "resources", "tests", "__main__"}
 
 # Variables that differ between commands, and that libraries do not read when they are imported; some are set by libraries.
 _OF_A_COMMAND = (

@@ -1,5 +1,6 @@
 """dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
+import shutil
 import sqlite3
 import sys
 from pathlib import Path
@@ -118,6 +119,41 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 
         assert log.get_materialized_partitions(dg.AssetKey("a")) == set(KEYS)
         assert log.get_dynamic_partitions("images") == KEYS
+
+
+# ---- connections
+
+
+def test_open_history_closes_its_databases_when_it_is_disposed_of(data_root):
+    """Until then one connection is kept, because closing the last one syncs the database."""
+    folder = data_root.dagster_home / "history"
+
+    with open_instance(data_root) as instance:
+        report_without_run(instance, [dg.AssetMaterialization("a", partition=key) for key in KEYS])
+        written = sorted(folder.rglob("*.db-wal"))
+        assert [path.name for path in written] == ["index.db-wal", "runs.db-wal"]
+
+    assert not list(folder.rglob("*.db-wal"))
+
+
+def test_history_that_is_replaced_while_it_is_open_is_the_one_that_is_read_and_written(data_root, tmp_path):
+    """A server that runs on after a restored backup must not write into a deleted file."""
+    index = data_root.dagster_home / "history" / "runs" / "index.db"
+    with open_instance(data_root):
+        pass
+    shutil.copy(index, tmp_path / "backup.db")
+
+    with open_instance(data_root) as instance:
+        report_without_run(instance, [dg.AssetMaterialization("a", partition="before")])
+        for path in index.parent.glob("index.db*"):
+            path.unlink()
+        shutil.copy(tmp_path / "backup.db", index)
+        report_without_run(instance, [dg.AssetMaterialization("a", partition="after")])
+
+    with sqlite3.connect(index) as connection:
+        assert connection.execute("select partition from event_logs where asset_key = '[\"a\"]'").fetchall() == [
+            ("after",)
+        ]
 
 
 # ---- several writers
