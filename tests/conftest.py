@@ -48,15 +48,27 @@ def pytest_make_collect_report():
     return _fail_if_skipped((yield))
 
 
+_ENVIRONMENT = {}
+
+
 def pytest_collection_finish():
     """Keep what is alive now out of garbage collections, each of which would look at all tests and libraries."""
+    _ENVIRONMENT.update(os.environ)
     gc.collect()
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Do the same with the libraries that the tests of a file have imported."""
+    """After a file, do the same with the libraries that its tests have imported, and take back the variables that these have set.
+
+    With other variables, commands would no longer run in forks (tests/helpers/forks.py).
+    """
+    yield
     if nextitem is not None and nextitem.path != item.path:
+        kept = {"PYTEST_CURRENT_TEST": os.environ.get("PYTEST_CURRENT_TEST", "")}
+        os.environ.clear()
+        os.environ.update({**_ENVIRONMENT, **kept})
         gc.collect()
         gc.freeze()
 

@@ -26,7 +26,7 @@ _PRODUCT = {"assets", "checks", "dagster_project", "io_managers", "resources", "
 # Variables that differ between commands, and that libraries do not read when they are imported; some are set by libraries.
 _OF_A_COMMAND = (
     "IMAGEMILL_", "AWS_", "DAGSTER_", "XDG_CONFIG_HOME", "PYTEST_", "PYTHONPATH", "LOCAL_RANK",
-    "PYARROW_", "RAY_", "SPARK_", "TORCHINDUCTOR_",
+    "KMP_", "PYARROW_", "RAY_", "SPARK_", "TORCHINDUCTOR_",
 )  # fmt: skip
 
 

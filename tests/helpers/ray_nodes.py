@@ -38,28 +38,33 @@ class RayNodes:
     Args:
         folder: for the files of Ray; sockets have long paths, so it is short.
         hidden: folders that are empty on the nodes.
+        ip: address of the head; with another one than 127.0.0.1, commands with `outside` run on a computer that is no node.
         environment: changes of the environment of head and nodes.
     """
 
-    def __init__(self, folder, hidden, **environment):
-        self.folder, self.hidden = folder, [str(path) for path in hidden]
+    def __init__(self, folder, hidden, *, ip="127.0.0.1", **environment):
+        self.folder, self.hidden, self.address = folder, [str(path) for path in hidden], f"{ip}:{PORT}"
         self.environment = {"RAY_AUTH_MODE": "disabled", **environment}
         self.nodes = {}
-        self._network = None
+        self._network = self._other = None
         if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0:
-            self._network = subprocess.Popen(
-                ["unshare", "-n", sys.executable, "-c", _LOOPBACK], stdout=subprocess.PIPE, text=True
-            )
-            assert self._network.stdout
-            assert self._network.stdout.readline() == "up\n"
-        head = [_RAY, "start", "--head", f"--port={PORT}", "--node-ip-address=127.0.0.1", "--num-cpus=0", *_QUIET]
+            self._network = _new_network()
+        if ip != "127.0.0.1":
+            self._other = _new_network()
+            _connect({self._network: ip, self._other: f"{ip}0"})
+        head = [_RAY, "start", "--head", f"--port={PORT}", f"--node-ip-address={ip}", "--num-cpus=0", *_QUIET]
         done = self.inside([*head, "--include-dashboard=false", f"--temp-dir={folder}"])
         assert done.returncode == 0, done.stdout + done.stderr
 
     @property
     def prefix(self):
         """Words before a command that runs where the head is."""
-        return ["nsenter", f"--net=/proc/{self._network.pid}/ns/net"] if self._network else []
+        return _words_of(self._network) if self._network else []
+
+    @property
+    def outside(self):
+        """Words before a command that runs on a computer that reaches the head and is no node."""
+        return _words_of(self._other)
 
     def inside(self, command, **how):
         """Run a command to its end where the head is."""
@@ -98,6 +103,28 @@ class RayNodes:
         for name in list(self.nodes):
             self.kill(name)
         self.inside([_RAY, "stop", "--force"])
-        if self._network:
-            self._network.kill()
-            self._network.wait()
+        for network in filter(None, (self._network, self._other)):
+            network.kill()
+            network.wait()
+
+
+def _new_network():
+    """Return a process in a network namespace of its own."""
+    process = subprocess.Popen(["unshare", "-n", sys.executable, "-c", _LOOPBACK], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def _words_of(network):
+    return ["nsenter", f"--net=/proc/{network.pid}/ns/net"]
+
+
+def _connect(addresses):
+    """Connect two networks, each with an address."""
+    first, second = addresses
+    pair = ["ip", "link", "add", "lan", "type", "veth", "peer", "name", "lan", "netns", str(second.pid)]
+    subprocess.run([*_words_of(first), *pair], check=True)
+    for network, ip in addresses.items():
+        for words in (["address", "add", f"{ip}/24", "dev", "lan"], ["link", "set", "lan", "up"]):
+            subprocess.run([*_words_of(network), "ip", *words], check=True)
