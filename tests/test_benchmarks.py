@@ -45,6 +45,7 @@ SLOW = {
     "embedding_efficiency",
     "bookkeeping",
     "colour",
+    "device_busy",
     "dinov3_preprocessing",
     "inputs",
     "look_pages",

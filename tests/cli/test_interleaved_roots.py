@@ -270,7 +270,7 @@ def settle(deployment: Deployment, ui: Ui, seconds: float) -> None:
 
 @can_unshare
 @pytest.mark.parametrize(
-    "count", [pytest.param(60, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.soak)]
+    "count", [pytest.param(60, marks=pytest.mark.soak), pytest.param(2000, marks=pytest.mark.soak)]
 )
 def test_two_roots_work_at_the_same_time_and_one_is_killed(deployment, tmp_path, count):
     """Images arrive during runs of sensors and commands; a run of each kind is killed, and resumed under another host name."""

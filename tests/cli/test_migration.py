@@ -266,7 +266,7 @@ def kill_migration(root, undisturbed, seed):
     assert {p.removeprefix(str(root.derived)): b for p, (b, _) in snapshot(root.derived).items()} == undisturbed
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_killed_migration_is_completed_by_the_next_run(data_root, undisturbed, seed):
     """kill -9 at a random moment."""
     kill_migration(data_root, undisturbed, seed)

@@ -100,7 +100,7 @@ def test_stopped_pass_leaves_only_its_files_and_their_records(data_root, undistu
     assert_resumed(data_root, undisturbed)
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
 def test_second_signal_while_stopping_loses_nothing(data_root, undisturbed, second):
     """Users press Ctrl-C again, and supervisors send SIGTERM afterwards."""
     process = begin(data_root, "run")
@@ -127,7 +127,9 @@ def test_signal_before_the_first_file_leaves_a_usable_root(data_root, undisturbe
     assert_resumed(data_root, undisturbed)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
+)
 def test_stopped_packing_is_reported(data_root, number, code):
     """A run that was stopped without an error has no counters to print."""
     photos(data_root.approved, 1)

@@ -113,6 +113,7 @@ def encoded(batch, approved, vae, pipeline):
     return {"vae": latents_of(batch, approved, vae), "t5h": states, "t5m": mask}
 
 
+@pytest.mark.soak
 def test_losses_of_pixart_equal_those_of_the_pipelines_own_encoders(root, pipeline, transformer, vae):
     stored = batches(root)
     own = [
