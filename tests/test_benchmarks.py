@@ -54,7 +54,6 @@ SLOW = {
     "rescale",
     "scale",
     "ui_start",
-    "device_busy",
     "device_scaling",
     "migration",
 }
