@@ -431,8 +431,12 @@ def config_in_force(root: DataRoot, given: str | None = None) -> Config:
 
     Raises the errors of `read_config`; a file that is named explicitly must exist.
     """
-    named = named_config(given)
-    return read_config(Path(named) if named else root.config_file, required=bool(named))
+    return read_config(file_in_force(root, given), required=bool(named_config(given)))
+
+
+def file_in_force(root: DataRoot, given: str | None = None) -> Path:
+    """Return the file of `config_in_force`, which may not exist if none is named."""
+    return Path(named_config(given) or root.config_file)
 
 
 def name_in_history(root: DataRoot) -> str | None:
@@ -457,7 +461,7 @@ def use_configured_kinds(root: DataRoot) -> None:
         raise
     except ImagemillError:
         config = Config()
-    use_kinds(() if config.kinds is None else chosen_specs(config.kinds, where=root.config_file))
+    use_kinds(() if config.kinds is None else chosen_specs(config.kinds, where=file_in_force(root)))
 
 
 def named_config(given: str | None = None) -> str | None:

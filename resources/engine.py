@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from imagemill.config import EngineSettings
+from imagemill.config import EngineSettings, file_in_force
 from imagemill.store.trust import ENGINE, config_demands, refuse_untrusted
 from resources.data_root import DataRootResource
 from resources.local_pool import WorkerDied, run_on_processes
@@ -210,7 +210,8 @@ class ConfiguredEngine(Engine):
             demands = [demand for demand in config_demands(file) if demand.setting == ENGINE]
             refuse_untrusted(demands, root, "name a file by --config, or use engine.address: auto")
         least = IN_FLIGHT_BYTES if settings.in_flight_mb is None else settings.in_flight_mb * 1_000_000
-        join(settings.address, insecure=settings.insecure, least_memory=least, where=root.config_file)
+        where = file_in_force(root, self.data_root.config_file or None)
+        join(settings.address, insecure=settings.insecure, least_memory=least, where=where)
 
 
 def _passes_elsewhere() -> dict[type[Any], Callable[..., Any]]:

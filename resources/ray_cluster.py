@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from imagemill.errors import ImagemillError, WrongUsage
 
@@ -29,6 +31,7 @@ PROBE_SECONDS = 12.0
 
 _OTHER_VERSION = "Version mismatch"
 _NOTHING_RUNS = "Could not find any running Ray instance"
+_WRONG_TOKEN = "InvalidAuthToken"
 
 
 class ClusterUnusable(ImagemillError, RuntimeError):
@@ -127,22 +130,34 @@ def _probe(address: str) -> dict[str, Any]:
     command = [sys.executable, "-c", "from resources.ray_cluster import answer; answer()", address]
     folder = str(Path(__file__).parents[1])
     search = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONPATH": search},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=False,
+            stdout=output,
+            stderr=errors,
         )
-    except subprocess.TimeoutExpired:
+        until = time.monotonic() + PROBE_SECONDS
+        refused = False
+        while process.poll() is None and time.monotonic() < until and not refused:
+            time.sleep(0.1)
+            refused = _WRONG_TOKEN in _written(errors)  # Ray tries again for 20 seconds, and then gives no reason
+        unanswered = process.poll() is None
+        process.kill()
+        process.wait()
+        lines = [line for line in _written(output).splitlines() if line.startswith('{"')]
+        stderr = _written(errors)
+    if refused:
+        return {"error": _WRONG_TOKEN}
+    if unanswered:
         return {"error": f"no answer within {PROBE_SECONDS:g} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]
-    if done.returncode or not lines:
-        return {"error": _of_abort(done.stderr)}
-    return json.loads(lines[-1])
+    return json.loads(lines[-1]) if lines and process.returncode == 0 else {"error": _of_abort(stderr)}
+
+
+def _written(file: IO[bytes]) -> str:
+    """Return what a child process has written, without moving its position."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", "replace")
 
 
 def answer() -> None:

@@ -1,5 +1,6 @@
 """Importing the product changes no state that other code of the same process shares."""
 
+import os
 import subprocess
 import sys
 
@@ -78,8 +79,10 @@ print(*read)
 
 def test_import_of_the_domain_packages_reads_none_of_our_variables():
     """The commands of the tests run in forks of a process that has imported `imagemill` (tests/helpers/forks.py)."""
+    # Libraries copy the environment, which reads what is set.
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("IMAGEMILL_")}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_WATCHED], cwd=PROJECT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", IMPORT_WATCHED], cwd=PROJECT, env=unset, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stderr

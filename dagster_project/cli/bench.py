@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from dagster_project.cli.options import OneOf, root_options
+from imagemill.config import file_in_force
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import WrongUsage
 from imagemill.pipeline.session import Session
@@ -37,7 +38,7 @@ def command(session: Session, images: int, passes: tuple[str, ...], engine: str,
     if engine == "ray" and session.config.engine.kind != "ray":
         raise WrongUsage(
             "--engine ray needs the settings of a cluster",
-            where=session.root.config_file,
+            where=file_in_force(session.root),
             do="write `engine: {kind: ray}` there",
         )
     refuse_no_root(session.root, may_begin=True)

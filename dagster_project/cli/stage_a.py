@@ -18,7 +18,7 @@ import click
 
 from dagster_project.cli.exit_codes import leave_if_ended
 from dagster_project.cli.options import accept_node, options, root_options
-from imagemill.config import check_kind
+from imagemill.config import check_kind, file_in_force
 from imagemill.domain.layout import DataRoot
 from imagemill.domain.ranks import Ranks, ShardingMode, launch_of, ranks_of
 from imagemill.errors import ImagemillError, WrongUsage
@@ -96,7 +96,7 @@ def command(
     if ranks.rank is not None and session.config.engine.kind != "local":
         raise WrongUsage(
             f"rank {ranks.rank} of torchrun, and engine.kind is {session.config.engine.kind}",
-            where=session.root.config_file,
+            where=file_in_force(session.root),
             why="the workers of the cluster take the images of all ranks",
             do="run `imagemill stage-a` once, without torchrun; or set engine.kind: local",
         )

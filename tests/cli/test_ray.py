@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,25 +87,26 @@ def run(cluster, root, *arguments, code=0, **environment):
     return done.stdout + done.stderr
 
 
-def begin(cluster, root, **environment):
+def begin(cluster, root, *arguments, **environment):
     """Start a run; wait until files have their names."""
     cluster.inside([sys.executable, str(STUBS), "trust", str(root.path)], cwd=PROJECT)
     started = subprocess.Popen(
-        [*cluster.prefix, *words(root, "run")], cwd=PROJECT, env={**os.environ, **cluster.environment, **environment},
+        [*cluster.prefix, *words(root, *(arguments or ("run",)))],
+        cwd=PROJECT, env={**os.environ, **cluster.environment, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     until = time.monotonic() + 120
-    while not any((root.derived / "dinov3").glob("photo*.npy")):
+    while not any(root.derived.glob("*/photo*.npy")):
         assert started.poll() is None, started.communicate()[0]
         assert time.monotonic() < until
         time.sleep(0.05)
     return started
 
 
-def workers():
+def workers(cluster):
     """Return the processes of actors, on any node."""
     found = []
-    for process in psutil.process_iter():
+    for process in cluster.processes():
         with suppress(psutil.Error):
             if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::NodeWorker"):
                 found.append(process.pid)
@@ -158,7 +160,7 @@ def test_files_are_those_of_this_machine(cluster, root, tmp_path):
     assert "nothing to do" in run(cluster, root)
     (root.approved / "photo0003.txt").write_text("another caption")
     assert "t5_hidden  1 made in 1 model call," in run(cluster, root)
-    assert workers() == []
+    assert workers(cluster) == []
 
 
 def test_caption_that_kills_its_worker_costs_itself(cluster, root):
@@ -180,7 +182,7 @@ def test_run_goes_on_without_a_killed_worker_and_a_lost_node(cluster, root, paus
     configure(root)
     started = begin(cluster, root)
 
-    os.kill(workers()[0], signal.SIGKILL)
+    os.kill(workers(cluster)[0], signal.SIGKILL)
     time.sleep(1)
     cluster.kill("two")
     pause.write_text("0")
@@ -204,7 +206,7 @@ def test_killed_worker_costs_nothing(cluster, root, pause, moment):
     started = begin(cluster, root)
 
     time.sleep(moment)
-    for pid in workers()[:1]:
+    for pid in workers(cluster)[:1]:
         os.kill(pid, signal.SIGKILL)
     pause.write_text("0.1")
 
@@ -287,7 +289,7 @@ def test_workers_of_a_killed_run_end_and_the_next_run_completes_it(cluster, root
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
-    ends(lambda: not workers(), 10)
+    ends(lambda: not workers(cluster), 10)
     pause.write_text("0")
     run(cluster, root)
     check_complete(root)
@@ -324,6 +326,77 @@ def test_node_that_differs_gets_no_work(cluster, root, tmp_path):
         cluster.start("two")
 
 
+ODD = {
+    "weights": ("weights_sha256 is others, not missing", {"IMAGEMILL_STUB_WEIGHTS": "others"}),
+    "device": ("device is cuda, not cpu", {"IMAGEMILL_STUB_DEVICE": "cuda"}),
+    "package": ("source of imagemill is", {"PYTHONPATH": "{other}"}),
+    "plug-in": ("source of imagemill_patch_tokens is", {"PYTHONPATH": "{other}"}),
+}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """The folder of the package of another kind."""
+    return built_plugin(tmp_path_factory.mktemp("plugin"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", ["first", "second", "late"])
+@pytest.mark.parametrize("fact", ODD)
+def test_odd_node_makes_no_file(cluster, root, plugin, tmp_path, pause, fact, place):
+    """Its rows would have other values. Without a recorded model, nodes of different models end the run.
+
+    Spec: docs/spec/engines.md#reference
+    """
+    said, changes = ODD[fact]
+    folder, package = (plugin, "imagemill_patch_tokens") if fact == "plug-in" else (PROJECT, "imagemill")
+    shutil.copytree(folder / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / package / "__init__.py").open("a") as file:
+        file.write("# another release\n")
+    usual = os.pathsep.join([STUBBED, str(plugin)])
+    odd = {name: value.format(other=os.pathsep.join([str(tmp_path), usual])) for name, value in changes.items()}
+    odd = {"PYTHONPATH": usual, "IMAGEMILL_STUB_ADDED": "1", **odd}
+    kind = "patch_tokens" if fact == "plug-in" else "dinov3_npy"
+    here = DataRoot(tmp_path / "data")
+    photos(here.approved, 24)
+    here.config_file.write_text(f"kinds: [vae_latents, t5_hidden, {kind}]\n")
+    configure(root, ready_timeout=20)
+    root.config_file.write_text(root.config_file.read_text() + here.config_file.read_text())
+    command = ["stage2", "--pass", kind]
+    for name in list(cluster.nodes):
+        cluster.kill(name)
+    try:
+        for name in {"first": ["odd", "usual"], "second": ["usual", "odd"], "late": ["usual"]}[place]:
+            cluster.start(name, **(odd if name == "odd" else {"PYTHONPATH": usual}))
+        if place == "late":
+            pause.write_text("1")
+            started = begin(cluster, root, *command, PYTHONPATH=usual)
+            cluster.start("odd", **odd)
+            pause.write_text("3")  # until its worker is ready
+            shown, _ = started.communicate(timeout=180)
+            assert started.returncode == 0, shown
+        else:
+            disagree = fact in {"weights", "device"}
+            shown = run(cluster, root, *command, code=int(disagree), PYTHONPATH=usual)
+            if disagree:
+                assert "usual and odd would not" in shown or "odd and usual would not" in shown
+                assert said.partition(" is ")[0] in shown
+                assert not list(root.derived.rglob("photo*.npy"))
+                return
+    finally:
+        for name in list(cluster.nodes):
+            cluster.kill(name)
+        for name in ("one", "two"):
+            cluster.start(name)
+
+    run(cluster, here, *command, PYTHONPATH=usual)
+
+    assert f"node odd gets no work: {said}" in shown
+    made, wanted = ({path.name: path.read_bytes() for path in each.derived.rglob("*.npy")} for each in (root, here))
+    assert len(wanted) == 24
+    assert made == wanted
+
+
 def test_too_large_a_demand_is_refused_with_what_the_cluster_has(cluster, root):
     """Spec: docs/spec/engines.md#refused"""
     configure(root, cpus=64, ready_timeout=2)
@@ -353,7 +426,7 @@ def test_summaries_are_those_of_this_machine_but_for_a_deadly_image(cluster, roo
         for record in records:
             names = [f"{MISSION} {name}" for name in record["images"]]
             assert list(record["per_image"].values()) == names
-    assert workers() == []
+    assert workers(cluster) == []
 
 
 def test_bench_says_what_limits_a_cluster(cluster, root):
@@ -377,7 +450,7 @@ def test_bench_says_what_limits_a_cluster(cluster, root):
     text = run(cluster, root, "bench", "--engine", "ray", "--pass", "vae", "--images", "8")
     assert "ms of CPU time per image" in text
     assert "limits     nodes " in text
-    assert workers() == []
+    assert workers(cluster) == []
 
 
 @pytest.mark.soak

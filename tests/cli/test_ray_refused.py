@@ -46,8 +46,9 @@ def refused(cluster, root, tmp_path, *, prefix=None, engine="", **environment):
 
     shown = done.stdout + done.stderr
     assert done.returncode == 1, shown
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 15, shown
     assert shown.count("imagemill: ") == 1
+    assert f"where: {config}\n" in shown
     assert not any(sign in shown for sign in ("Traceback", "Check failed", "*** ", "(raylet)")), shown
     assert not root.derived.exists()
     return shown
@@ -81,6 +82,6 @@ def test_small_object_store(data_root, tmp_path):
 
 def test_computer_that_is_no_node(data_root, tmp_path):
     with started(ip="10.77.0.1") as cluster:
-        shown = refused(cluster, data_root, tmp_path, prefix=cluster.outside)
+        shown = refused(cluster, data_root, tmp_path, prefix=cluster.outside, engine="insecure: true")
 
     assert f"this computer is no node of the cluster at {cluster.address}" in shown

@@ -9,7 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.helpers.ui import free_port
 
@@ -63,8 +66,9 @@ class RayNodes:
 
     @property
     def outside(self):
-        """Words before a command that runs on a computer that reaches the head and is no node."""
-        return _words_of(self._other)
+        """Words before a command that runs on a computer that reaches the head and is no node: it has no sockets of Ray."""
+        hide = f"mount -t tmpfs none '{self.folder}' && exec \"$@\""
+        return [*_words_of(self._other), "unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh"]
 
     def inside(self, command, **how):
         """Run a command to its end where the head is."""
@@ -98,11 +102,26 @@ class RayNodes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def processes(self):
+        """Yield the processes of Ray: those in the network of the cluster, else all of this machine."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if self._network:
+                    inside = os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink(
+                        f"/proc/{self._network.pid}/ns/net"
+                    )
+                else:
+                    inside = any(name in " ".join(process.cmdline()) for name in ("ray::", "raylet", "gcs_server"))
+                if inside and process.pid != (self._network and self._network.pid):
+                    yield process
+
     def close(self):
         """End the cluster."""
         for name in list(self.nodes):
             self.kill(name)
-        self.inside([_RAY, "stop", "--force"])
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
         for network in filter(None, (self._network, self._other)):
             network.kill()
             network.wait()

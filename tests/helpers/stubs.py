@@ -4,7 +4,8 @@
 this module changes nothing. `IMAGEMILL_STUB_SLEEP` makes each call take that many seconds, or as many as the file with this
 absolute path contains, so that a run can be killed in the middle; `IMAGEMILL_STUB_CAPTIONED` names a file to which a line is
 appended per captioned image; `IMAGEMILL_STUB_DEADLY` is the caption that kills the process; `IMAGEMILL_STUB_WEIGHTS` names other
-weights; the model named `IMAGEMILL_STUB_NO_MODEL` is reported as missing.
+weights, and `IMAGEMILL_STUB_DEVICE` another device; `IMAGEMILL_STUB_ADDED` is added to all values; the model named
+`IMAGEMILL_STUB_NO_MODEL` is reported as missing.
 """
 
 import os
@@ -44,9 +45,10 @@ class StubEncoder:
             model=settings.model,
             preview=settings.model == "preview",
             threads=threads,
+            device=os.environ.get("IMAGEMILL_STUB_DEVICE", "cpu"),
             facts={"stub": spec.kind, "model": settings.model}
             | ({"weights_sha256": weights} if (weights := os.environ.get("IMAGEMILL_STUB_WEIGHTS")) else {})
-            | ({"size": settings.size} if hasattr(settings, "size") else {}),
+            | {name: getattr(settings, name) for name in ("size", "reduce") if hasattr(settings, name)},
         )
 
     @classmethod
@@ -67,7 +69,7 @@ class StubEncoder:
 
     def prepare(self, item):
         data = item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
-        value = zlib.crc32(data) % 1000
+        value = zlib.crc32(data) % 1000 + int(os.environ.get("IMAGEMILL_STUB_ADDED", "0"))
         if isinstance(item, str) and item == os.environ.get("IMAGEMILL_STUB_DEADLY"):
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(item, str):

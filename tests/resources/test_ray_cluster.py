@@ -127,6 +127,7 @@ def test_run_is_refused_before_any_work(data_root, tmp_path, address, code, mess
 
     assert done.returncode == code, done.stdout + done.stderr
     assert message in done.stderr
+    assert f"where: {config}\n" in done.stderr
     assert not data_root.derived.exists()
 
 
