@@ -362,7 +362,7 @@ def test_odd_node_makes_no_file(cluster, root, plugin, tmp_path, pause, fact, pl
     here.config_file.write_text(f"kinds: [vae_latents, t5_hidden, {kind}]\n")
     configure(root, ready_timeout=20)
     root.config_file.write_text(root.config_file.read_text() + here.config_file.read_text())
-    command = ["stage2", "--pass", kind]
+    command = ["stage2", "--pass", "patch-tokens" if fact == "plug-in" else "dinov3"]
     for name in list(cluster.nodes):
         cluster.kill(name)
     try:
