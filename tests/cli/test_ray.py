@@ -359,9 +359,10 @@ def test_odd_node_makes_no_file(cluster, root, plugin, tmp_path, pause, fact, pl
     kind = "patch_tokens" if fact == "plug-in" else "dinov3_npy"
     here = DataRoot(tmp_path / "data")
     photos(here.approved, 24)
-    here.config_file.write_text(f"kinds: [vae_latents, t5_hidden, {kind}]\n")
+    settings = f"kinds: [vae_latents, t5_hidden, {kind}]\nencoders: {{{kind}: {{batch_size: 2}}}}\n"  # many calls
+    here.config_file.write_text(settings)
     configure(root, ready_timeout=20)
-    root.config_file.write_text(root.config_file.read_text() + here.config_file.read_text())
+    root.config_file.write_text(root.config_file.read_text().replace("encoders: {}\n", settings))
     command = ["stage2", "--pass", "patch-tokens" if fact == "plug-in" else "dinov3"]
     for name in list(cluster.nodes):
         cluster.kill(name)
