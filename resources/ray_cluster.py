@@ -139,16 +139,17 @@ def _probe(address: str) -> dict[str, Any]:
             stderr=errors,
         )
         until = time.monotonic() + PROBE_SECONDS
-        refused = False
-        while process.poll() is None and time.monotonic() < until and not refused:
-            time.sleep(0.1)
-            refused = _WRONG_TOKEN in _written(errors)  # Ray tries again for 20 seconds, and then gives no reason
-        unanswered = process.poll() is None
-        process.kill()
-        process.wait()
+        try:
+            # With a wrong token Ray tries again for 20 seconds, and then gives no reason.
+            while process.poll() is None and time.monotonic() < until and _WRONG_TOKEN not in _written(errors):
+                time.sleep(0.1)
+            unanswered = process.poll() is None
+        finally:  # also after an interrupt
+            process.kill()
+            process.wait()
         lines = [line for line in _written(output).splitlines() if line.startswith('{"')]
         stderr = _written(errors)
-    if refused:
+    if _WRONG_TOKEN in stderr:
         return {"error": _WRONG_TOKEN}
     if unanswered:
         return {"error": f"no answer within {PROBE_SECONDS:g} s"}

@@ -269,9 +269,8 @@ def settle(deployment: Deployment, ui: Ui, seconds: float) -> None:
 
 
 @can_unshare
-@pytest.mark.parametrize(
-    "count", [pytest.param(60, marks=pytest.mark.soak), pytest.param(2000, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [60, 2000])
 def test_two_roots_work_at_the_same_time_and_one_is_killed(deployment, tmp_path, count):
     """Images arrive during runs of sensors and commands; a run of each kind is killed, and resumed under another host name."""
     wave, sleep, seconds = count // 4, 12 / count, 60 + count / 5

@@ -104,15 +104,14 @@ class RayNodes:
 
     def processes(self):
         """Yield the processes of Ray: those in the network of the cluster, else all of this machine."""
+        own = os.readlink(f"/proc/{self._network.pid}/ns/net") if self._network else None
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if self._network:
-                    inside = os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink(
-                        f"/proc/{self._network.pid}/ns/net"
-                    )
+                if own:
+                    inside = os.readlink(f"/proc/{process.pid}/ns/net") == own and process.pid != self._network.pid
                 else:
                     inside = any(name in " ".join(process.cmdline()) for name in ("ray::", "raylet", "gcs_server"))
-                if inside and process.pid != (self._network and self._network.pid):
+                if inside:
                     yield process
 
     def close(self):
