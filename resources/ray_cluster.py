@@ -32,6 +32,7 @@ PROBE_SECONDS = 12.0
 _OTHER_VERSION = "Version mismatch"
 _NOTHING_RUNS = "Could not find any running Ray instance"
 _WRONG_TOKEN = "InvalidAuthToken"
+_NO_NODE = "no raylet on this computer"
 
 
 class ClusterUnusable(ImagemillError, RuntimeError):
@@ -165,14 +166,26 @@ def answer() -> None:
     """Join the cluster of the command line; print what was found as a line of JSON."""
     import ray
 
+    address = sys.argv[1]
     try:
-        ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
+        if address != AUTO and not _has_node():
+            raise RuntimeError(_NO_NODE)
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
         context = ray.get_runtime_context()
         (node,) = [each for each in ray.nodes() if each["NodeID"] == context.get_node_id()]
         found = {"address": context.gcs_address, "memory": node["Resources"].get("object_store_memory", 0)}
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(found), flush=True)
+
+
+def _has_node() -> bool:
+    """Return whether a node of any cluster runs on this computer, as Ray looks for it: Ray would look for a minute."""
+    try:
+        from ray._private.services import find_node_ids
+    except ImportError:
+        return True  # Ray answers
+    return bool(find_node_ids())
 
 
 def _of_abort(stderr: str) -> str:

@@ -66,9 +66,10 @@ class RayNodes:
 
     @property
     def outside(self):
-        """Words before a command that runs on a computer that reaches the head and is no node: it has no sockets of Ray."""
+        """Words before a command that runs on a computer without processes or sockets of Ray, which reaches the head."""
         hide = f"mount -t tmpfs none '{self.folder}' && exec \"$@\""
-        return [*_words_of(self._other), "unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh"]
+        spaces = ["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc", "--propagation", "private"]
+        return [*_words_of(self._other), *spaces, "sh", "-c", hide, "sh"]
 
     def inside(self, command, **how):
         """Run a command to its end where the head is."""
