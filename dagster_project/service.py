@@ -20,6 +20,7 @@ import msgspec
 
 from dagster_project.code_server import CodeServer
 from imagemill.look.mount import MountedRoot
+from imagemill.processes import run_process
 
 # Time between SIGTERM and SIGKILL for the processes of a service whose supervisor is gone.
 GRACE_SECONDS = 10.0
@@ -116,4 +117,4 @@ def _end_session() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_process(lambda: main(*sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 import importlib
 
+from imagemill.processes import run_process
 from imagemill.project import prefer_project
 
 # At import time, because a worker process imports this module before it unpickles its work.
@@ -9,9 +10,9 @@ prefer_project()
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line as this process."""
     # Imported by name: this package must not depend on the packages above it.
-    importlib.import_module("dagster_project.cli.main").main()
+    run_process(lambda: importlib.import_module("dagster_project.cli.main").main())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from pebble import ProcessExpired, ProcessPool
 from imagemill.errors import ImagemillError
 from imagemill.fs.owners import current_folder, use
 from imagemill.pipeline.remote import runs_again
+from imagemill.processes import collect_rarely
 
 BATCHES_AHEAD = 2
 # After this many lost keys with no success in between, the work stops: the keys are probably not the cause.
@@ -200,6 +201,7 @@ _process: dict[str, Any] = {}
 
 def _begin(caller: int, *work: Any) -> None:
     """Initialise the process. pebble ignores SIGINT: an interrupt reaches the whole process group, and the caller handles it."""
+    collect_rarely()
     _process.update(caller=caller, work=work)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     warnings.filterwarnings("ignore", module=r"PIL\.")  # as the command does

@@ -21,7 +21,10 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from imagemill.domain.layout import ROOT_VARIABLE, DataRoot  # noqa: E402
+from imagemill.processes import collect_rarely  # noqa: E402
 from tests.helpers.product import shards_of_photos  # noqa: E402
+
+collect_rarely()  # a twentieth of the time of tests in this process
 
 # Continuous integration tries the same examples each time; other runs explore.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)

@@ -4,7 +4,6 @@ Exit codes: 0 success; 1 the work or a validation failed; 2 wrong usage; 130 and
 `imagemill serve` gives 0 after SIGTERM.
 """
 
-import gc
 import importlib
 import keyword
 import os
@@ -19,15 +18,13 @@ import click
 
 from dagster_project.command_line import note_arguments
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError, WrongUsage, is_disk_full
+from imagemill.processes import run_process
 
 # In the order of the help.
 COMMANDS = (
     "run", "stage2", "shards", "push", "withdraw", "marks", "preset", "stage-a", "validate", "verify", "scan", "import",
     "explain", "status", "problems", "look", "repair", "trust", "bench", "ui", "serve",
 )  # fmt: skip
-
-# New objects before the youngest generation is collected, then collections of each generation before that of the next.
-GARBAGE_THRESHOLDS = (10_000, 20, 50)
 
 _PERMISSIONS = "make the file or folder accessible to this user, or give another --data-root"
 
@@ -91,10 +88,8 @@ def _leave_out_current_folder() -> None:
 
 
 def main() -> None:
-    """Run the command of this process, and exit with its code."""
+    """Run the command of this process, and raise SystemExit if its code is not 0."""
     _leave_out_current_folder()
-    # Objects live until the end of a command: by default, looking for garbage among them takes a tenth of a run's CPU time.
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     # Pillow warns of broken files once per process and without the file's name; our refusal contains it.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -142,4 +137,4 @@ def _unsupported_dagster(error: ImportError) -> ImagemillError:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(main)

@@ -176,10 +176,10 @@ def torch_threads():
 
 
 def some_photos(coco128, folder):
-    """Link every fifth photograph, up to 24."""
+    """Link every tenth photograph, up to 12."""
     coco_photos(coco128, folder)
     names = sorted(path.stem for path in folder.glob("*.jpg"))
-    for name in set(names) - set(names[::5][:24]):
+    for name in set(names) - set(names[::10][:12]):
         for path in folder.glob(f"{name}.*"):
             path.unlink()
 
@@ -201,7 +201,7 @@ def large_photos(coco128, folder):
 @pytest.mark.parametrize(
     ("photographs", "count"),
     [
-        (some_photos, 24),
+        (some_photos, 12),
         pytest.param(coco_photos, 128, marks=pytest.mark.soak),
         pytest.param(large_photos, 40, marks=pytest.mark.soak),
     ],

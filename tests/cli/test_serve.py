@@ -58,6 +58,10 @@ def served(tmp_path, root, *arguments, prefix=()):
         process.wait(30)
 
 
+def locations(ui):
+    return ui.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
+
+
 def healthy(root, *arguments):
     return imagemill("serve", "health", *arguments, "--data-root", root.path).returncode == 0
 
@@ -80,8 +84,9 @@ def test_services_of_one_data_root_find_each_other_and_end_with_0(tmp_path, root
         wait_until(lambda: healthy(root, "webserver", "--port", port), READY_SECONDS, "the webserver answers")
         wait_until(lambda: healthy(root, "daemon"), READY_SECONDS, "the daemon has sent heartbeats")
         ui = Ui(f"http://127.0.0.1:{port}")
-        (entry,) = ui.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
-        assert entry == {"name": "animals", "locationOrLoadError": {"__typename": "RepositoryLocation"}}
+        loaded = {"name": "animals", "locationOrLoadError": {"__typename": "RepositoryLocation"}}
+        # A webserver that was ready before the code server loads the location when that server answers.
+        wait_until(lambda: locations(ui) == [loaded], READY_SECONDS, "the webserver has loaded the code location")
         assert ui.graphql(WIPE)["wipeAssets"]["__typename"] == "UnauthorizedError"
 
         for process in (code, daemon, webserver):

@@ -131,7 +131,8 @@ def stub_captioner(set_attribute=setattr):
 
 if __name__ == "__main__":
     from dagster_project.cli.main import main
+    from imagemill.processes import run_process
 
     stub_captioner()
     EmbeddingSpec.encoder_class = lambda self: StubEncoder
-    main()
+    run_process(main)

@@ -6,7 +6,8 @@ from tests.helpers.toy_kind.spec import TOY
 
 if __name__ == "__main__":
     from dagster_project.cli.main import main
+    from imagemill.processes import run_process
 
     own_encoder = EmbeddingSpec.encoder_class
     EmbeddingSpec.encoder_class = lambda self: own_encoder(self) if self == TOY else StubEncoder
-    main()
+    run_process(main)
