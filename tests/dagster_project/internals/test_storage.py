@@ -1,5 +1,7 @@
 """dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
+import errno
+import os
 import shutil
 import sqlite3
 import sys
@@ -27,7 +29,7 @@ from toy_history import (
 from dagster_project.internals import batched_events
 from dagster_project.internals.batched_events import BATCH_VARIABLE
 from dagster_project.internals.instance import open_instance
-from dagster_project.internals.storage import BatchSqliteEventLogStorage
+from dagster_project.internals.storage import BatchSqliteEventLogStorage, _appear
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
 
@@ -91,6 +93,69 @@ def test_every_table_equals_stock_storages_after_the_same_runs(both_histories):
     for key in stock:
         for mine, theirs in zip(ours[key], stock[key], strict=True):
             assert mine == theirs, key
+
+
+def _structure(home: Path) -> dict[str, tuple]:
+    """Return the journal mode, tables and indexes of each database below `home`."""
+    with sqlite3.connect(home / "history" / "runs.db") as connection:
+        run_ids = [run_id for (run_id,) in connection.execute("select run_id from runs order by id")]
+    found = {}
+    for path in home.rglob("*.db"):
+        with sqlite3.connect(path) as connection:
+            (mode,) = connection.execute("pragma journal_mode").fetchone()
+            parts = connection.execute("select type, name, tbl_name, sql from sqlite_master order by 1, 2").fetchall()
+        found[stable_name(str(path.relative_to(home)), run_ids)] = (mode, parts)
+    return found
+
+
+def test_new_databases_have_the_tables_and_indexes_of_stock_storage(both_histories):
+    """They are made under other names and appear whole."""
+    ours, stock = map(_structure, both_histories)
+
+    assert ours == stock
+    assert {mode for mode, _ in ours.values()} == {"wal"}
+    assert len(ours) > 4, "also the files of runs"
+
+
+def test_only_new_databases_are_written_without_syncs(data_root):
+    with open_instance(data_root) as instance:
+        log = instance.event_log_storage
+        for connection in (log.index_connection(), log.run_connection("first"), log.run_connection("second")):
+            with connection as opened:
+                assert opened.exec_driver_sql("pragma synchronous").scalar() != 0
+
+
+def test_unfinished_history_of_a_killed_process_is_removed(data_root):
+    left = data_root.dagster_home / ".new-killed"
+    (left / "history").mkdir(parents=True)
+    shutil.copy(__file__, left / "history" / "runs.db")
+
+    with open_instance(data_root) as instance:
+        assert instance.get_run_records() == []
+
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
+def test_file_appears_on_a_file_system_without_hard_links(tmp_path, monkeypatch, code):
+    def link(source, target):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    _appear(tmp_path / "run.db", b"without events")
+    _appear(tmp_path / "run.db", b"other")
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"run.db": b"without events"}
+
+
+def test_file_of_a_run_that_another_process_has_made_is_kept(tmp_path):
+    file = tmp_path / "run.db"
+    file.write_bytes(b"with events")
+
+    _appear(file, b"without events")
+
+    assert file.read_bytes() == b"with events"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
