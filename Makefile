@@ -68,7 +68,8 @@ test: setup ## every test but the slow ones and the soak trials; skips are liste
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --timeout 900 -m "$$TEST_MARKS"
 
 # Tests of code that uses private names of Dagster: about three minutes for each release.
-DAGSTER_TESTS := tests/dagster_project/internals tests/resources/dagster_internals tests/checks \
+DAGSTER_TESTS := tests/dagster_project/internals tests/resources/dagster_internals \
+	$(addprefix tests/checks/test_,embeddings.py stage2_jsonl.py) \
 	$(addprefix tests/dagster_project/test_,jobs.py publish_job.py sensors.py) \
 	tests/cli/test_ui.py::test_sigterm_ends_everything_with_143
 DAGSTER_PACKAGES := dagster dagster-webserver dagster-graphql dagster-pipes dagster-shared
