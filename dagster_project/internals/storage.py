@@ -36,7 +36,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.sql.elements import ColumnElement
 
 from dagster_project.internals.batched_events import BatchedEventLog, SqlEventLogStorageTable, last_of_each_asset
-from imagemill.fs.atomic import temporary_path
+from imagemill.fs.atomic import write_new
 from resources.dagster_internals.events import interrupts_held
 from resources.dagster_internals.missing import report_missing
 
@@ -136,25 +136,8 @@ def _create_history(home: Path) -> None:
         for file in [path for path in Path(folder).rglob("*") if path.is_file()]:
             target = home / file.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            _appear(target, file.read_bytes())
-
-
-def _appear(path: Path, content: bytes) -> None:
-    """Make a file appear with its whole content, durably; leave one that is there already."""
-    unfinished = temporary_path(path.parent)
-    try:
-        with open(unfinished, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(unfinished, path)
-    except FileExistsError:
-        pass  # the page of a run looks for events at the same moment
-    except OSError:  # a file system without hard links
-        with suppress(FileExistsError), open(path, "xb") as file:
-            file.write(content)
-    finally:
-        unfinished.unlink(missing_ok=True)
+            with suppress(FileExistsError):
+                write_new(target, file.read_bytes())
 
 
 @contextmanager
@@ -176,7 +159,8 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
                 if shard == INDEX_SHARD_NAME or path.exists():
                     self._initdb(engine)
                 else:
-                    _appear(path, self._without_events)
+                    with suppress(FileExistsError):  # the page of a run looks for events at the same moment
+                        write_new(path, self._without_events)
                 self._initialized_dbs.add(shard)
             with _transaction(engine) as connection:
                 yield connection

@@ -7,6 +7,7 @@ The temporary name contains the name of the writing process's lock file (fs/owne
 processes are removed.
 """
 
+import errno
 import itertools
 import os
 import shutil
@@ -121,6 +122,36 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replace a file with these bytes, atomically and durably."""
     with atomic_write(path) as file:
         file.write(data)
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file that appears whole and durably, and replaces nothing.
+
+    Args:
+        path: the file.
+        data: its content.
+        mode: its permissions, before the umask.
+
+    Raises:
+        FileExistsError: if there is a file or a link of this name.
+    """
+    temporary = temporary_path(path.parent)
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+            os.rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def write_if_changed(path: Path, data: bytes) -> bool:

@@ -8,7 +8,6 @@ Which images it shows is decided by the caller; pictures are made in pictures.py
 import base64
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput, WrongUsage
-from imagemill.fs.atomic import sync_folder, temporary_path
+from imagemill.fs.atomic import write_new
 from imagemill.fs.listing import is_inside
 
 # Most images of a file, which is then about 10 MB.
@@ -78,7 +77,11 @@ def export_html(
     """
     refuse_place(path, root)
     shown = list(islice(entries, MOST_ENTRIES))
-    _write_new(path, _page(shown, title, total, at or datetime.now().astimezone()).encode("utf-8", "replace"))
+    page = _page(shown, title, total, at or datetime.now().astimezone()).encode("utf-8", "replace")
+    try:
+        write_new(path, page, _MODE)
+    except FileExistsError:
+        raise _exists(path) from None
     return len(shown)
 
 
@@ -128,23 +131,3 @@ def _facts(entry: ExportEntry) -> str:
 
 def _data_uri(picture: bytes) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    """Write a file that appears whole and replaces nothing."""
-    temporary = temporary_path(path.parent)
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise _exists(path) from None
-        except OSError:  # a file system without hard links
-            os.rename(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-    sync_folder(path.parent)

@@ -1,5 +1,6 @@
 """Final names are always whole files, and only temporary files of dead processes are swept."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from imagemill.fs.atomic import (
     temporary_path,
     write_bytes_atomic,
     write_if_changed,
+    write_new,
 )
 
 PROJECT = Path(__file__).parents[1]
@@ -154,6 +156,31 @@ def test_write_if_changed_keeps_the_modification_time_of_an_equal_file(tmp_path)
     assert path.stat().st_mtime_ns == 1
     assert write_if_changed(path, b"two")
     assert path.read_bytes() == b"two"
+
+
+@pytest.mark.parametrize("code", [None, errno.EPERM, errno.ENOTSUP])
+def test_new_file_replaces_nothing_with_and_without_hard_links(tmp_path, monkeypatch, code):
+    def link(source, target):
+        raise OSError(code, os.strerror(code))
+
+    if code:
+        monkeypatch.setattr(os, "link", link)
+    write_new(tmp_path / "run.db", b"without events")
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "run.db", b"other")
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"run.db": b"without events"}
+
+
+def test_new_file_does_not_appear_on_a_full_disk(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_new(tmp_path / "run.db", b"without events")
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ended_process_has_no_birth_even_before_it_is_waited_for():

@@ -1,7 +1,5 @@
 """dagster_project/internals/storage.py: the batching event log stores what stock storage stores, with any number of writers."""
 
-import errno
-import os
 import shutil
 import sqlite3
 import sys
@@ -29,7 +27,7 @@ from toy_history import (
 from dagster_project.internals import batched_events
 from dagster_project.internals.batched_events import BATCH_VARIABLE
 from dagster_project.internals.instance import open_instance
-from dagster_project.internals.storage import BatchSqliteEventLogStorage, _appear
+from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
 
@@ -134,28 +132,6 @@ def test_unfinished_history_of_a_killed_process_is_removed(data_root):
         assert instance.get_run_records() == []
 
     assert not left.exists()
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
-def test_file_appears_on_a_file_system_without_hard_links(tmp_path, monkeypatch, code):
-    def link(source, target):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", link)
-    _appear(tmp_path / "run.db", b"without events")
-    _appear(tmp_path / "run.db", b"other")
-
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"run.db": b"without events"}
-
-
-def test_file_of_a_run_that_another_process_has_made_is_kept(tmp_path):
-    file = tmp_path / "run.db"
-    file.write_bytes(b"with events")
-
-    _appear(file, b"without events")
-
-    assert file.read_bytes() == b"with events"
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_asset_event_tags_point_at_the_events_they_belong_to(both_histories):
