@@ -100,8 +100,9 @@ def use_simulated(milliseconds: float, prepared: bool, report: Path) -> None:
 
 if __name__ == "__main__":
     from dagster_project.cli.main import main
+    from imagemill.processes import run_process
 
     milliseconds, prepared, report, *arguments = sys.argv[1:]
     use_simulated(float(milliseconds), prepared == "1", Path(report))
     sys.argv[1:] = arguments
-    main()
+    run_process(main)

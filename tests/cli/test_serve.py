@@ -18,7 +18,7 @@ from dagster_project.internals.services import DAEMON_LOCK
 from imagemill.domain.layout import DataRoot
 from tests.cli.test_ui import processes_of
 from tests.helpers.product import SEARCH_PATH, imagemill, photos
-from tests.helpers.ui import STUBBED, Ui, free_port, wait_until
+from tests.helpers.ui import STUBBED, Ui, free_port, locations, wait_until
 
 READY_SECONDS = 180
 END_SECONDS = 10
@@ -31,7 +31,6 @@ NAMESPACES = (
 )
 needs_namespaces = pytest.mark.skipif(not NAMESPACES, reason="process namespaces cannot be made here (they need root)")
 
-LOCATIONS = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
 WIPE = """mutation { wipeAssets(assetPartitionRanges: [{assetKey: {path: ["dinov3_npy"]}}]) { __typename } }"""
 
 
@@ -58,10 +57,6 @@ def served(tmp_path, root, *arguments, prefix=()):
         process.wait(30)
 
 
-def locations(ui):
-    return ui.graphql(LOCATIONS)["workspaceOrError"]["locationEntries"]
-
-
 def healthy(root, *arguments):
     return imagemill("serve", "health", *arguments, "--data-root", root.path).returncode == 0
 
@@ -84,9 +79,9 @@ def test_services_of_one_data_root_find_each_other_and_end_with_0(tmp_path, root
         wait_until(lambda: healthy(root, "webserver", "--port", port), READY_SECONDS, "the webserver answers")
         wait_until(lambda: healthy(root, "daemon"), READY_SECONDS, "the daemon has sent heartbeats")
         ui = Ui(f"http://127.0.0.1:{port}")
-        loaded = {"name": "animals", "locationOrLoadError": {"__typename": "RepositoryLocation"}}
+        loaded = {"animals": "RepositoryLocation"}
         # A webserver that was ready before the code server loads the location when that server answers.
-        wait_until(lambda: locations(ui) == [loaded], READY_SECONDS, "the webserver has loaded the code location")
+        wait_until(lambda: locations(ui) == loaded, READY_SECONDS, "the webserver has loaded the code location")
         assert ui.graphql(WIPE)["wipeAssets"]["__typename"] == "UnauthorizedError"
 
         for process in (code, daemon, webserver):

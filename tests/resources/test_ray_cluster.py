@@ -1,5 +1,6 @@
 """Clusters that cannot be joined, without a cluster. Those that can are in tests/cli/test_ray.py."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 from imagemill.errors import WrongUsage
 from resources import ray_cluster
-from resources.ray_cluster import ClusterUnusable, check_address, join
+from resources.ray_cluster import ClusterUnusable, answer, check_address, join
 from tests.helpers.product import imagemill, photos
 
 
@@ -42,8 +43,14 @@ def test_address_where_nothing_listens_is_refused():
         joined(f"127.0.0.1:{port}")
 
 
-def test_server_without_a_node_on_this_computer_is_refused_at_once():
-    """Ray would look for a node for a minute. Spec: docs/spec/engines.md#refused"""
+def test_computer_without_a_node_is_refused_before_ray_looks_for_one(monkeypatch, capsys):
+    """Ray would look for a minute. Nodes of other tests may run here. Spec: docs/spec/engines.md#refused"""
+    monkeypatch.setattr(ray_cluster, "_has_node", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["-c", "127.0.0.1:1"])
+    answer()
+    found = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(ray_cluster, "_probe", lambda address: found)
+
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ClusterUnusable) as refusal:
         joined(f"127.0.0.1:{server.getsockname()[1]}")
     assert "this computer is no node of the cluster" in str(refusal.value)
