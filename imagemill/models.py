@@ -11,14 +11,15 @@ Spec: docs/spec/stage-a.md#summarizers
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.encoder_settings import EncoderSettings
 from imagemill.store.provenance import ModelIdentity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
 
 # Name of the captioner in provenance records, counts and problems.
 CAPTIONER = "captioner"
@@ -31,7 +32,7 @@ class NamedImage(NamedTuple):
     """One image: its file name and its pixels (RGB, upright)."""
 
     name: str
-    image: Image.Image
+    image: "Image.Image"
 
 
 class Summarizer(Protocol):
@@ -51,7 +52,7 @@ class CutShort(str):
 class Captioner(Protocol):
     """A loaded model that describes images."""
 
-    def caption(self, images: Sequence[Image.Image]) -> list[str]:
+    def caption(self, images: "Sequence[Image.Image]") -> list[str]:
         """Return one paragraph per image, in order; CutShort if it ended at the most tokens that the model may write."""
         ...
 
@@ -116,11 +117,11 @@ class Encoder(Protocol):
         """Load and check the model. Raises ModelUnusable for missing or mismatched weights."""
         ...
 
-    def prepare(self, item: np.ndarray | str) -> Prepared:
+    def prepare(self, item: "np.ndarray | str") -> Prepared:
         """Prepare one item on the CPU; thread-safe. Takes uint8 (H, W, 3) for pixel kinds, text for caption kinds."""
         ...
 
-    def encode(self, batch: Sequence[Prepared]) -> list[np.ndarray]:
+    def encode(self, batch: Sequence[Prepared]) -> "list[np.ndarray]":
         """Call the model once on items of one group; return arrays in the stored shape and dtype, in order."""
         ...
 

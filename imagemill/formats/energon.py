@@ -21,6 +21,7 @@ metadataset/metadataset_v2.py.
 import hashlib
 import os
 import sqlite3
+import struct
 import tarfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from imagemill.errors import ImagemillError
 from imagemill.formats.manifest import read_json
@@ -118,9 +118,10 @@ def write_energon(
     indices = {}
     for name, entries in shards:
         ends = [entries[-1].offset + entries[-1].size] if entries else [0]
-        offsets = np.asarray([*(entry.offset for entry in entries), *ends], "<u8").tobytes()
-        if earlier is None or not _is_linked(earlier, name, folder, offsets):
-            indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = offsets
+        offsets = [*(entry.offset for entry in entries), *ends]
+        index = struct.pack(f"<{len(offsets)}Q", *offsets)
+        if earlier is None or not _is_linked(earlier, name, folder, index):
+            indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = index
     counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
     documents = {
         meta / ".info.json": counts,

@@ -9,8 +9,6 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.util import find_spec
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,15 +24,11 @@ from imagemill.formats.colour import (
     read_description,
     to_srgb,
 )
+from imagemill.formats.heif import heif_is_installed, is_heif
 from imagemill.fs.folders import File, SourceFile
 
 # Accepted formats, for any file name. Pillow opens many more, and for some it starts other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-
-# Brands of a HEIF file's first box; an AVIF file may have the general ones, too.
-_HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
-_AVIF_BRANDS = {b"avif", b"avis"}
-_BRANDS_WITHIN = 256
 
 # Below MIN_SIDE a VAE latent has no cell. MAX_PIXELS bounds the memory that a small file can demand: 512 MiB of RGB, the size
 # that Pillow itself treats as an attack, and more than any camera produces.
@@ -316,7 +310,7 @@ def _opened(data: bytes, name: str, smallest: int = 1) -> Iterator[Image.Image]:
 
 def _opened_file(file: BinaryIO, name: str) -> Image.Image:
     """Open an image file whose content decides on its format. Call it within `_refusals`."""
-    if not _is_heif(file):
+    if not is_heif(file):
         return Image.open(file, formats=FORMATS)
     if not heif_is_installed():
         raise Refused(
@@ -329,22 +323,6 @@ def _opened_file(file: BinaryIO, name: str) -> Image.Image:
 
     # Read first: it closes a file that it was given open.
     return HeifImageFile(io.BytesIO(file.read()))
-
-
-def _is_heif(file: BinaryIO) -> bool:
-    head = file.read(_BRANDS_WITHIN)
-    file.seek(0)
-    if head[4:8] != b"ftyp":
-        return False
-    end = min(int.from_bytes(head[:4], "big"), len(head))
-    brands = {head[8:12], *(head[at : at + 4] for at in range(16, end, 4))}
-    return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
-
-
-@cache
-def heif_is_installed() -> bool:
-    """Return whether HEIC files can be decoded. The library is not imported."""
-    return find_spec("pi_heif") is not None
 
 
 def header_size(path: SourceFile) -> tuple[int, int]:

@@ -16,9 +16,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.lib import format as npy_format
+from typing import TYPE_CHECKING
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import image_id as valid_id
@@ -28,6 +26,10 @@ from imagemill.fs.durable import begin_writing_back
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_whole
 from imagemill.fs.listing import list_files
 from imagemill.fs.location import Location
+
+# NumPy is imported on first use: most commands list arrays without reading one.
+if TYPE_CHECKING:
+    import numpy as np
 
 SUFFIX = ".npy"
 
@@ -44,7 +46,7 @@ PREVIEW_COMMENT = "imagemill-preview"
 
 
 @functools.lru_cache(maxsize=8192)
-def npy_header(shape: tuple[int, ...], dtype: np.dtype | str, *, preview: bool = False) -> bytes:
+def npy_header(shape: tuple[int, ...], dtype: "np.dtype | str", *, preview: bool = False) -> bytes:
     """Return the bytes that `np.save` writes before the values of a C-ordered array.
 
     Args:
@@ -65,7 +67,10 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype | str, *, preview: bool =
 _TEXT_BEGINS, _ALIGNMENT = 10, 64
 
 
-def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
+def _plain_header(shape: tuple[int, ...], dtype: "np.dtype | str") -> bytes:
+    import numpy as np
+    from numpy.lib import format as npy_format
+
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise ValueError(f"{dtype} is stored by pickling, which imagemill's files never contain")
@@ -75,7 +80,7 @@ def _plain_header(shape: tuple[int, ...], dtype: np.dtype | str) -> bytes:
     return stream.getvalue()
 
 
-def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path:
+def stage_npy(folder: Path, array: "np.ndarray", *, preview: bool = False) -> Path:
     """Write an array to a temporary name in a folder, and start writing it to disk.
 
     Args:
@@ -86,6 +91,8 @@ def stage_npy(folder: Path, array: np.ndarray, *, preview: bool = False) -> Path
     Returns:
         the temporary path: `flush_files`, then rename it, then flush the folder. On an error the file is removed.
     """
+    import numpy as np
+
     array = np.asarray(array, order="C")
     return _stage(folder, npy_header(array.shape, array.dtype, preview=preview), array.reshape(-1).view(np.uint8).data)
 
@@ -120,7 +127,7 @@ class _Header:
     """A parsed header. `offset` is the position of the first value in bytes."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: "np.dtype"
     fortran_order: bool
     offset: int
 
@@ -130,12 +137,14 @@ class _Header:
 
 
 @functools.lru_cache(maxsize=8192)
-def _own_header(shape: tuple[int, ...], dtype: np.dtype | str) -> _Header:
+def _own_header(shape: tuple[int, ...], dtype: "np.dtype | str") -> _Header:
     """Return the parsed form of `npy_header`."""
+    import numpy as np
+
     return _Header(shape, np.dtype(dtype), False, len(npy_header(shape, dtype)))
 
 
-def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
+def read_npy(path: Path, *, content: str | None = None) -> "np.ndarray":
     """Return the array of a file, writable.
 
     Args:
@@ -151,7 +160,7 @@ def read_npy(path: Path, *, content: str | None = None) -> np.ndarray:
     return parse_npy(data, path)
 
 
-def parse_npy(data: bytes | bytearray | memoryview, path: Path | Location = Path("npy bytes")) -> np.ndarray:
+def parse_npy(data: bytes | bytearray | memoryview, path: Path | Location = Path("npy bytes")) -> "np.ndarray":
     """Return the array of an npy file held in memory, as a view of `data`.
 
     Args:
@@ -161,6 +170,8 @@ def parse_npy(data: bytes | bytearray | memoryview, path: Path | Location = Path
     Raises:
         InvalidNpy: `unreadable`, `truncated`, `trailing_bytes`, or `wrong_dtype` for pickled objects.
     """
+    import numpy as np
+
     # NumPy evaluates the text of a header as Python, which takes longer than reading a small file.
     header = _known_header(bytes(data[: _own_length(data)])) or _parse_header(data, path)
     if header.dtype.hasobject:
@@ -188,7 +199,7 @@ def _known_header(head: bytes) -> _Header | None:
     return header if header.offset == len(head) else None
 
 
-def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
+def check_npy(path: Path, shape: Sequence[int], dtype: "np.dtype | str") -> str:
     """Read a whole file and check it against its contract. Any header that NumPy reads is accepted.
 
     Returns:
@@ -198,6 +209,8 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
         InvalidNpy: `unreadable`, `wrong_dtype`, `wrong_shape`, `fortran_order`, `truncated`, `trailing_bytes` or `non_finite`.
         OSError: if the disk fails, or the file does not exist.
     """
+    import numpy as np
+
     data = _read(path)
     header = _check_header(data, len(data), tuple(shape), dtype, path)
     if not all_finite(np.frombuffer(data, header.dtype, offset=header.offset)):
@@ -205,7 +218,7 @@ def check_npy(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> str:
     return fingerprint(memoryview(data))
 
 
-def check_npy_header(path: Path, shape: Sequence[int], dtype: np.dtype | str) -> None:
+def check_npy_header(path: Path, shape: Sequence[int], dtype: "np.dtype | str") -> None:
     """Check header and length only: one open, one read, one fstat. Raises the errors of `check_npy`, except `non_finite`."""
     shape = tuple(shape)
     expected = npy_header(shape, dtype)
@@ -229,7 +242,7 @@ def _read(path: Path) -> bytearray:
 
 
 def _check_header(
-    head: bytes | bytearray, size: int, shape: tuple[int, ...], dtype: np.dtype | str, path: Path
+    head: bytes | bytearray, size: int, shape: tuple[int, ...], dtype: "np.dtype | str", path: Path
 ) -> _Header:
     """Check the header of a file.
 
@@ -240,6 +253,8 @@ def _check_header(
         dtype: expected dtype.
         path: name of the file in messages.
     """
+    import numpy as np
+
     expected, header = npy_header(shape, dtype), _own_header(shape, dtype)
     if not head.startswith(expected):  # our and NumPy's header; parsing costs more than reading a small file
         header = _parse_header(head, path)
@@ -251,7 +266,7 @@ def _check_header(
     return header
 
 
-def _check_contract(header: _Header, shape: tuple[int, ...], dtype: np.dtype, path: Path) -> None:
+def _check_contract(header: _Header, shape: tuple[int, ...], dtype: "np.dtype", path: Path) -> None:
     if header.dtype != dtype:
         raise InvalidNpy("wrong_dtype", path, f"{dtype_text(header.dtype)}, expected {dtype_text(dtype)}")
     if header.shape != shape:
@@ -260,7 +275,7 @@ def _check_contract(header: _Header, shape: tuple[int, ...], dtype: np.dtype, pa
         raise InvalidNpy("fortran_order", path, "values in Fortran order, expected C order")
 
 
-def dtype_text(dtype: np.dtype) -> str:
+def dtype_text(dtype: "np.dtype") -> str:
     """Return a dtype as a header has it: `<f2`, or fields with their shapes."""
     return dtype.str if dtype.names is None else str(dtype)
 
@@ -272,6 +287,8 @@ def _check_size(header: _Header, size: int, path: Path | Location) -> None:
 
 
 def _parse_header(head: bytes | bytearray | memoryview, path: Path | Location) -> _Header:
+    from numpy.lib import format as npy_format
+
     stream = io.BytesIO(head)
     try:
         version = npy_format.read_magic(stream)
@@ -290,8 +307,10 @@ def _parse_header(head: bytes | bytearray | memoryview, path: Path | Location) -
     return _Header(shape, dtype, fortran_order, stream.tell())
 
 
-def all_finite(values: np.ndarray) -> bool:
+def all_finite(values: "np.ndarray") -> bool:
     """Return whether an array has neither NaN nor infinity; of a structured array, in none of its fields."""
+    import numpy as np
+
     if values.dtype.names:
         return all(all_finite(values[name]) for name in values.dtype.names)
     if values.dtype.kind not in "fc" or not values.size:
@@ -311,6 +330,8 @@ def split_npy(data: bytes | bytearray, spec: EmbeddingSpec) -> list[tuple[str, b
     Raises:
         InvalidNpy: as `parse_npy`, and `wrong_dtype` if a part is missing.
     """
+    import numpy as np
+
     if not spec.parts:
         return [(spec.member, bytes(data))]
     array, preview = parse_npy(data), _is_preview(data)
@@ -331,6 +352,8 @@ def join_npy(members: Mapping[str, bytes], spec: EmbeddingSpec) -> bytes | None:
     Raises:
         InvalidNpy: as `parse_npy`.
     """
+    import numpy as np
+
     found = [members[member] for member in spec.members if member in members]
     if len(found) < len(spec.members):
         return None
@@ -393,7 +416,7 @@ class NpyStore:
         with open(self.path(image_id), "rb") as file:
             return _is_preview(file.read(_LONGEST_PREVIEW_HEADER))
 
-    def stage(self, array: np.ndarray, *, preview: bool = False) -> Path:
+    def stage(self, array: "np.ndarray", *, preview: bool = False) -> Path:
         """Stage an array in this folder by `stage_npy`."""
         return stage_npy(self.folder, array, preview=preview)
 

@@ -27,7 +27,7 @@ from imagemill.domain.inputs import (
 )
 from imagemill.domain.shares import ImageShare
 from imagemill.errors import MissingInput
-from imagemill.formats.images import heif_is_installed
+from imagemill.formats.heif import heif_is_installed
 from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, fingerprint
 from imagemill.fs.folders import Folder, is_folder, state_of_file
 from imagemill.fs.listing import is_inside
@@ -334,7 +334,7 @@ def _entries_of(scan: Scan) -> int:
 def _shared_ids(folders: Mapping[str, "_Folder"]) -> dict[str, list[str]]:
     """Return the paths of images by id, of ids that one at the top level and one in a sub-folder have."""
     found: dict[str, list[str]] = defaultdict(list)
-    like_nested = {each for each in folders[""].ids if "%2F" in each} if "" in folders else ()
+    like_nested = folders[""].stems_like_nested_ids() if "" in folders else ()
     for folder in folders.values() if like_nested else ():
         for image_id, stem in folder.ids.items():
             if image_id in like_nested:
@@ -418,6 +418,10 @@ class _Folder:
         """The ids of its images, also of those that share theirs; each with the stem of its file's name."""
         return {image_id_of(files[0].path): stem for stem, files in self._images.items()}
 
+    def stems_like_nested_ids(self) -> set[str]:
+        """Return the stems of images that look like ids of files in sub-folders."""
+        return {stem for stem in self._images if "%2F" in stem}
+
     def paths(self, stem: str) -> list[str]:
         """Return the paths of the images with a stem."""
         return [file.path for file in self._images[stem]]
@@ -442,7 +446,7 @@ class _Folder:
         sources = {}
         for stem, files in self._images.items():
             image_id = image_id_of(files[0].path)
-            paths = shared.get(image_id) or self.paths(stem)
+            paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
             if len(paths) > 1:
                 for file in files:
                     self._problems.append(_collision(file.path, [other for other in paths if other != file.path]))

@@ -10,6 +10,7 @@ Counts of outcomes are those of accounting.py, problems those of problem_list.py
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from typing import Literal, NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
@@ -22,6 +23,7 @@ from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import ledger_of_runs
+from imagemill.store.ledger import ShownCaption
 from imagemill.store.ledger.overview import ImageState, Overview
 
 
@@ -59,41 +61,53 @@ def read_states(session: Session, inventory: Inventory | None = None) -> States:
     for problem in problems:
         reasons[problem.item].add(problem.reason)
     refused_names = {problem.item for problem in scan.refused_images}
-    sources, captions = ledger.sources(), ledger.captions(outdated=True)
     withdrawn, marks = ledger.withdrawals(), ledger.marks()
     samples, duplicates = _samples(session), _near_duplicates(session)
     use = use_of_crop if latent_picture(session) == "bucket" else use_of_window
-    items = dict.fromkeys(
-        (*scan.sources, *refused_names, *sources, *inventory.recorded.lines, *samples, *withdrawn, *marks, *reasons)
-    )
+
+    @cache
+    def training(width: int, height: int) -> tuple[str, float, float]:
+        """Return bucket, coverage and enlargement of images of a size."""
+        bucket = assign_bucket(width, height)
+        coverage, enlargement = use(width, height, bucket)
+        return bucket, coverage, enlargement
+
+    sizes = ledger.sizes()
+
+    def state(item: str, caption: ShownCaption | None = None) -> ImageState:
+        listed, sample, size = scan.sources.get(item), samples.get(item), sizes.get(item)
+        width, height = size or (None, None)
+        bucket, coverage, enlargement = training(*size) if size else (None, None, None)
+        return ImageState(
+            item=item,
+            file=listed.file_name if listed else item if item in refused_names else None,
+            seen=listed is not None or item in refused_names,
+            outcome=outcomes[item] if listed else "refused" if item in refused_names else "",
+            reasons=tuple(sorted(reasons[item])) if item in reasons else (),
+            width=width,
+            height=height,
+            bucket=bucket,
+            coverage=coverage,
+            enlargement=enlargement,
+            caption=caption and caption.text,
+            origin=caption and caption.origin,
+            tokens=caption and caption.tokens,
+            truncated=caption is not None and caption.truncated,
+            tar=sample and sample[0],
+            offset=sample and sample[1],
+            duplicate_of=duplicates.get(item),
+            withdrawn=withdrawn.get(item),
+            marked=item in marks,
+        )
 
     def states() -> Iterator[ImageState]:
-        for item in items:
-            listed, row, caption = scan.sources.get(item), sources.get(item), captions.get(item)
-            sample = samples.get(item)
-            bucket = row and assign_bucket(row.width, row.height)
-            coverage, enlargement = use(row.width, row.height, bucket) if row else (None, None)
-            yield ImageState(
-                item=item,
-                file=listed.file_name if listed else item if item in refused_names else None,
-                seen=listed is not None or item in refused_names,
-                outcome=outcomes[item] if listed else "refused" if item in refused_names else "",
-                reasons=tuple(sorted(reasons[item])) if item in reasons else (),
-                width=row and row.width,
-                height=row and row.height,
-                bucket=bucket,
-                coverage=coverage,
-                enlargement=enlargement,
-                caption=caption and caption.text,
-                origin=caption and caption.origin,
-                tokens=caption.mask.count("1") if caption and caption.mask else None,
-                truncated=bool(caption and caption.truncated),
-                tar=sample and sample[0],
-                offset=sample and sample[1],
-                duplicate_of=duplicates.get(item),
-                withdrawn=withdrawn.get(item),
-                marked=item in marks,
-            )
+        others = dict.fromkeys(
+            (*scan.sources, *refused_names, *sizes, *inventory.recorded.lines, *samples, *withdrawn, *marks, *reasons)
+        )
+        for caption in ledger.shown_captions():
+            others.pop(caption.image_id, None)
+            yield state(caption.image_id, caption)
+        yield from map(state, others)
 
     return States(states(), problems, {source.file_name.rpartition("/")[0] for source in scan.sources.values()})
 

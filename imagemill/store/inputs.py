@@ -17,6 +17,7 @@ import msgspec
 
 from imagemill.domain.inputs import IGNORE, NEW_INPUTS, OLD_INPUTS, SRGB, ColorSetting, InputSettings, setting_text
 from imagemill.domain.layout import DataRoot
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger import Ledger, SourceRow
 
 COLOR = "pixels.color"
@@ -60,6 +61,10 @@ class PixelRule(NamedTuple):
     def read(cls, ledger: Ledger) -> "PixelRule":
         """Return the rule of a data root."""
         return cls(recorded_inputs(ledger.setting).color, SRGB if ledger.setting(ADOPTED) == SRGB else IGNORE)
+
+    def ending(self, state: str | None) -> str | None:
+        """Return what follows the fingerprint of an image in `SourceRow.pixel_input`, for one state of its colours."""
+        return SourceRow("", "", FileSignature(""), "", 0, 0, state).pixel_input(self.color)
 
     def made_from(self, source: str | None, image: SourceRow) -> str | None:
         """Return the recorded input of an array, that of an adopted one if it is None."""

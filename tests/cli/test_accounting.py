@@ -8,6 +8,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import dagster as dg
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from dagster_project import work
 from dagster_project.internals.instance import open_instance
 from tests.helpers.commands import called
+from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import photos
 from tests.helpers.stubs import stub_captioner
 from tests.helpers.wiring import stub_every_kind
@@ -244,3 +247,19 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
+
+
+def test_reports_import_neither_numpy_nor_dagster(root):
+    """Their libraries would take more time than the report itself."""
+    called(root, "run")
+    program = (
+        "import sys; from click.testing import CliRunner; from dagster_project.cli.main import cli\n"
+        "for words in (['status'], ['explain', 'a'], ['problems'], ['marks']):\n"
+        "    done = CliRunner().invoke(cli, [*words, '--data-root', sys.argv[1]]); assert done.exit_code == 0, done.output\n"
+        "    found = [name for name in ('numpy', 'PIL', 'dagster', 'torch') if name in sys.modules]\n"
+        "    assert not found, (words, found)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, root.path], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.store.ledger import IN_MEMORY, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 
 OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
 
@@ -44,6 +44,24 @@ def test_rows_come_back_as_they_were_recorded(ledger):
     assert ledger.captions() == {"ü.b": caption}
     assert ledger.files("dinov3_npy") == {("a", OLD): file_row(OLD, None)}
     assert ledger.problems() == [problem]
+
+
+def test_captions_are_shown_with_the_number_of_their_tokens_even_if_outdated(ledger):
+    ledger.record_sources([SourceRow("a", "a.jpg", OLD, "xxh3:1", 30, 40)])
+    ledger.record_captions(
+        [
+            CaptionRow("a", None, "words", "captioner", "xxh3:2", "1110", True),
+            CaptionRow("b", None, "others", "sidecar", "xxh3:3"),
+        ]
+    )
+    ledger.record_captioned([Captioned("a", "xxh3:earlier", "model")])
+
+    assert ledger.captions().keys() == ledger.caption_fingerprints().keys() == {"b"}
+    assert list(ledger.shown_captions()) == [
+        ("a", "words", "captioner", 3, True),
+        ("b", "others", "sidecar", None, False),
+    ]
+    assert ledger.sizes() == {"a": (40, 30)}
 
 
 def test_new_file_is_known_beside_the_old_until_it_has_its_name(ledger):

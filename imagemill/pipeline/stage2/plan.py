@@ -7,6 +7,7 @@ record, and the caption.
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ import msgspec
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import SRGB
-from imagemill.formats.images import heif_is_installed
+from imagemill.formats.heif import heif_is_installed
 from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
@@ -332,17 +333,49 @@ def plans_for(
     ledger: Ledger,
     awaited: Set[str] = frozenset(),
 ) -> dict[EmbeddingSpec, EmbeddingPlan]:
-    """Call `plan_embedding` for several kinds, with one reading of the ledger's rows for these images."""
+    """Call `plan_embedding` for several kinds, with one reading of the ledger's rows for these images.
+
+    If they are most of the folder, and most of them are complete, only the rows of the others are read.
+    """
     scan, recorded = inventory.scan, inventory.recorded
+    plans: dict[EmbeddingSpec, EmbeddingPlan] = {declared: EmbeddingPlan() for declared in specs}
     # To read all rows takes less time than to look up most of them.
+    if 2 * len(ids) > len(scan.sources) and (complete := _complete(plans, inventory, ledger) - awaited):
+        for plan in plans.values():
+            plan.done += (image_id for image_id in ids if image_id in complete)
+        ids = [image_id for image_id in ids if image_id not in complete]
     rows = None if 2 * len(ids) > len(scan.sources) else ids
     known = LedgerSnapshot.read(ledger, rows, (scan.sources[i] for i in ids if i in scan.sources))
-    plans: dict[EmbeddingSpec, EmbeddingPlan] = {}
-    for declared in specs:
+    for declared, plan in plans.items():
         spec = inventory.in_force(declared)
         files, listing = ledger.files(spec.kind, rows), inventory.files(spec)
-        plans[declared] = plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
+        plans[declared] = plan + plan_embedding(spec, ids, scan, known, files, listing, recorded, awaited)
     return plans
+
+
+def _complete(specs: Iterable[EmbeddingSpec], inventory: Inventory, ledger: Ledger) -> set[str]:
+    """Return images that `plan_embedding` calls done in every kind, unless they wait for a caption; not all of them.
+
+    It compares columns of the ledger, which takes a fifth of the time of making rows of them.
+    """
+    sources, specs = inventory.scan.sources, [inventory.in_force(spec) for spec in specs]
+    rule, refuses = PixelRule.read(ledger), functools.cache(lambda *size: any(spec.refuses(*size) for spec in specs))
+    ending = functools.cache(rule.ending)
+    pixels: dict[str, str] = {}
+    for image_id, signature, fingerprint, color, height, width in ledger.as_read():
+        source, end = sources.get(image_id), ending(color)
+        if source and source.stat == signature and end is not None and not refuses(height, width):
+            pixels[image_id] = fingerprint + end
+    complete = pixels.keys() - {problem.item for problem in ledger.problems()}
+    captions = ledger.caption_fingerprints()
+    for spec in specs:
+        listing, inputs = inventory.files(spec), captions if spec.source == "caption" else pixels
+        complete &= {
+            image_id
+            for image_id, signature, source in ledger.file_inputs(spec.kind)
+            if listing.get(image_id) == signature and inputs.get(image_id) == source
+        }
+    return complete
 
 
 def ids_of(jobs: Mapping[EmbeddingSpec, Iterable[Job]]) -> list[str]:

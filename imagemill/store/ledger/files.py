@@ -68,6 +68,11 @@ class Files(Stamped):
         """Return image id and signature of each valid file of a kind."""
         return set(self._rows("SELECT image_id, signature FROM files WHERE kind = ?", (kind,)))  # type: ignore[arg-type]
 
+    def file_inputs(self, kind: str) -> Iterator[tuple[str, FileSignature, str]]:
+        """Yield image id, signature and source of each file of a kind that has a known source and is not superseded."""
+        where = "kind = ? AND maker != ? AND source IS NOT NULL"
+        return self._rows(f"SELECT image_id, signature, source FROM files WHERE {where}", (kind, SUPERSEDED))  # type: ignore[return-value]
+
     def files_of_inputs(self, kind: str, inputs: Iterable[str]) -> Iterator[FileRow]:
         """Yield the rows of a kind whose files were made from one of these inputs, given by their fingerprints."""
         return self._select(FILES, list(inputs), "kind = ?", (kind,), key="source")

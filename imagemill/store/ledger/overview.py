@@ -12,7 +12,7 @@ import msgspec
 from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
 from imagemill.domain.filters import FILTERS
 from imagemill.store.ledger.database import IN_MEMORY, Database
-from imagemill.store.ledger.table import Codec, Table
+from imagemill.store.ledger.table import BOOL, Codec, Table
 
 
 class ImageState(msgspec.Struct, frozen=True):
@@ -58,10 +58,9 @@ class ImageState(msgspec.Struct, frozen=True):
     marked: bool = False
 
 
-_BOOL = Codec(int, bool)
 # ` a b `, so that a reason is found between spaces.
 _REASONS = Codec(lambda reasons: f" {' '.join(reasons)} " if reasons else "", lambda text: tuple(text.split()))
-STATES = Table("states", ImageState, seen=_BOOL, truncated=_BOOL, marked=_BOOL, reasons=_REASONS)
+STATES = Table("states", ImageState, seen=BOOL, truncated=BOOL, marked=BOOL, reasons=_REASONS)
 
 # Conditions of the filters. Withdrawn images are in their own filter only.
 _WITHDRAWN = "withdrawn"

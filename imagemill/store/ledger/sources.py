@@ -1,6 +1,6 @@
 """`sources`: each approved image as it was last read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -114,6 +114,14 @@ class Sources(Stamped):
     def colours(self) -> dict[str, tuple[str | None, str]]:
         """Return the state of the colours, and the name of the description, by image id."""
         return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return width and height of each image, in pixels."""
+        return {image_id: (w, h) for image_id, w, h in self._rows("SELECT image_id, width, height FROM sources")}
+
+    def as_read(self) -> Iterator[tuple[str, FileSignature, str, str | None, int, int]]:
+        """Yield id, signature, fingerprint, state of the colours, height and width of each image."""
+        return self._rows("SELECT image_id, signature, fingerprint, color, height, width FROM sources")  # type: ignore[return-value]
 
     def forget_sources(self, ids: Iterable[str]) -> None:
         """Delete the rows of these images, which are then opened again."""

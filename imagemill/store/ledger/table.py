@@ -1,7 +1,7 @@
 """Typed rows: a table's columns are the fields of a msgspec struct, in the same order."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -10,10 +10,14 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Codec(msgspec.Struct, frozen=True):
-    """Conversion of one field to the value that SQLite stores, and back."""
+    """Conversion of one field to the value that SQLite stores, and back; None if the value is stored as it is."""
 
-    encode: Callable[[Any], Any]
+    encode: Callable[[Any], Any] | None
     decode: Callable[[Any], Any]
+
+
+# SQLite stores a bool as an integer by itself.
+BOOL = Codec(None, bool)
 
 
 class Table(Generic[R]):
@@ -29,30 +33,32 @@ class Table(Generic[R]):
         self.name, self._row = name, row
         self.names = tuple(field.encode_name for field in fields)
         self.columns = ", ".join(self.names)
-        self._codecs = {n: codecs[field.name] for n, field in enumerate(fields) if field.name in codecs}
+        of_columns = {n: codecs[field.name] for n, field in enumerate(fields) if field.name in codecs}
+        self._encoders = {n: codec.encode for n, codec in of_columns.items() if codec.encode}
+        self._decoders = {n: codec.decode for n, codec in of_columns.items()}
         self.insert = f"INSERT OR REPLACE INTO {name} ({self.columns}) VALUES ({', '.join('?' * len(fields))})"
 
     def values(self, rows: Iterable[R]) -> Iterator[tuple[Any, ...]]:
         """Yield the stored values of each row, in the order of the columns."""
-        for row in rows:
-            values = msgspec.structs.astuple(row)
-            yield self._converted(values, encode=True) if self._codecs else values
+        values = map(msgspec.structs.astuple, rows)
+        return (tuple(_converted(each, self._encoders)) for each in values) if self._encoders else values
 
     def rows(self, values: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Yield a typed row for each tuple of `columns`."""
-        if not self._codecs:
+        if not self._decoders:
             return itertools.starmap(self._row, values)
-        return (self._row(*self._converted(row, encode=False)) for row in values)
+        return (self._row(*_converted(row, self._decoders)) for row in values)
 
     def row(self, values: tuple[Any, ...]) -> R:
         """Return the typed row of one tuple of `columns`."""
-        return self._row(*(self._converted(values, encode=False) if self._codecs else values))
+        return self._row(*(_converted(values, self._decoders) if self._decoders else values))
 
-    def _converted(self, values: tuple[Any, ...], *, encode: bool) -> tuple[Any, ...]:
-        converted = list(values)
-        for n, codec in self._codecs.items():
-            converted[n] = (codec.encode if encode else codec.decode)(converted[n])
-        return tuple(converted)
+
+def _converted(values: tuple[Any, ...], codecs: Mapping[int, Callable[[Any], Any]]) -> list[Any]:
+    converted = list(values)
+    for n, convert in codecs.items():
+        converted[n] = convert(converted[n])
+    return converted
 
 
 def qualified(table: Table[Any], alias: str) -> str:

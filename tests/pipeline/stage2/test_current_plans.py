@@ -1,12 +1,12 @@
-"""Plans that a command continues after its steps equal those that are made from scratch."""
+"""Plans of a command after its steps equal those that are made from all rows of the ledger."""
 
 import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
-from imagemill.pipeline.stage2 import current_plans as module
+from imagemill.pipeline.stage2 import plan as module
 from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.stage2.plan import plans_for
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, plan_embedding, plans_for
 from imagemill.store.ledger import Ledger, Problem
 from tests.helpers.passes import run_pass
 from tests.helpers.stage2 import embed, photos, surveyed, with_encoder, worker_of
@@ -15,13 +15,13 @@ from tests.helpers.stubs import StubEncoder
 
 @pytest.fixture
 def planned(data_root, monkeypatch):
-    """Eight complete images and a new one, planned; `asked` has the number of images of each later call of the planner."""
+    """Eight complete images and a new one, planned; `asked` has the numbers of images whose rows are looked at later."""
     photos(data_root, *"abcdefgh")
     embed(data_root)
     photos(data_root, "new")
     asked = []
     monkeypatch.setattr(
-        module, "plans_for", lambda specs, ids, *given: asked.append(len(ids)) or plans_for(specs, ids, *given)
+        module, "plan_embedding", lambda spec, ids, *given: asked.append(len(ids)) or plan_embedding(spec, ids, *given)
     )
     with Ledger(data_root.ledger) as ledger:
         inventory = surveyed(data_root, ledger)
@@ -37,10 +37,17 @@ def sorted_plans(plans):
     return {s.kind: [items(part) for part in (p.jobs, p.done, p.refused, p.absent)] for s, p in plans.items()}
 
 
-def assert_same_as_from_scratch(root, inventory, ledger, awaited=frozenset()):
+def assert_same_as_from_all_rows(root, inventory, ledger, awaited=frozenset()):
     found = sorted_plans(current_plans(inventory, ledger, awaited))
     whole = surveyed(root, ledger)
-    assert found == sorted_plans(plans_for(embedding_specs(), list(whole.scan.sources), whole, ledger, awaited))
+    ids, known = list(whole.scan.sources), LedgerSnapshot.read(ledger)
+    plans = {
+        spec: plan_embedding(
+            spec, ids, whole.scan, known, ledger.files(spec.kind), whole.files(spec), whole.recorded, awaited
+        )
+        for spec in embedding_specs()
+    }
+    assert found == sorted_plans(plans)
     return found
 
 
@@ -53,13 +60,13 @@ def embed_new(root, inventory, ledger):
     inventory.refresh()
 
 
-def test_only_images_that_steps_have_worked_on_are_planned_again(planned):
+def test_only_rows_of_images_that_are_not_complete_are_read(planned):
     root, inventory, ledger, asked = planned
     embed_new(root, inventory, ledger)
 
-    found = assert_same_as_from_scratch(root, inventory, ledger)
+    found = assert_same_as_from_all_rows(root, inventory, ledger)
 
-    assert asked == [1]
+    assert asked[-3:] == [0, 0, 0]
     assert found[VAE.kind][1] == [*"abcdefgh", "new"]
 
 
@@ -93,27 +100,27 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_continued_plans_equal_those_from_scratch(planned, change):
+def test_plans_after_a_change_equal_those_from_all_rows(planned, change):
     root, inventory, ledger, _ = planned
     CHANGES[change](root, inventory, ledger)
 
-    assert_same_as_from_scratch(root, inventory, ledger)
+    assert_same_as_from_all_rows(root, inventory, ledger)
 
 
 def test_image_that_waits_for_a_caption_is_planned_again(planned):
     root, inventory, ledger, _ = planned
 
-    assert_same_as_from_scratch(root, inventory, ledger, frozenset("e"))
-    assert_same_as_from_scratch(root, inventory, ledger)
+    assert_same_as_from_all_rows(root, inventory, ledger, frozenset("e"))
+    assert_same_as_from_all_rows(root, inventory, ledger)
 
 
-def test_change_by_another_process_makes_all_plans_again(planned):
+def test_change_by_another_process_is_seen(planned):
     root, inventory, ledger, asked = planned
     with Ledger(root.ledger) as other:
         other.forget_sources(["a"])
 
-    assert_same_as_from_scratch(root, inventory, ledger)
-    assert asked == [9]
+    assert_same_as_from_all_rows(root, inventory, ledger)
+    assert asked == [2, 2, 2]
 
 
 def test_first_plans_are_made_for_all_images(data_root):

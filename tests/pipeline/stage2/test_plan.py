@@ -3,19 +3,23 @@
 Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, docs/spec/conventions.md#refused-and-failed
 """
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, Refusal
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.inputs.scan import Scan, SourceFile
 from imagemill.pipeline.stage2.current_plans import all_jobs
-from imagemill.pipeline.stage2.plan import LedgerSnapshot, ids_of, missing_caption, plan_embedding
-from imagemill.store.ledger import CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.pipeline.stage2.plan import LedgerSnapshot, _complete, ids_of, missing_caption, plan_embedding, plans_for
+from imagemill.pipeline.stage2.record_index import Recorded
+from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of, surveyed
 
 IMAGE, TOUCHED = posix_signature(100, 1, 7), posix_signature(100, 2, 7)
@@ -260,3 +264,100 @@ def test_ledger_is_read_once_for_all_kinds(data_root, monkeypatch):
 
     assert [[job.image_id for job in of_kind] for of_kind in jobs.values()] == [["a"]] * 3
     assert len(readings) == 1
+
+
+class Strict(EmbeddingSpec):
+    """A kind whose settings refuse small images."""
+
+    def refuses(self, height, width):
+        return None if height > 10 else Refusal("too_small", "why", "do")
+
+
+STRICT = Strict(**{field.name: getattr(VAE, field.name) for field in dataclasses.fields(VAE)})
+SPECS = (DINOV3, STRICT, T5)
+COLOURS = (None, "none", "srgb", "hdr_transfer", "a profile")
+
+
+@st.composite
+def rows_of_image(draw, image_id):
+    """The state of one image in the folders and the ledger: complete, with at most two facts that differ from that."""
+    odd, number = draw(st.sets(st.integers(1, 30), max_size=2)), itertools.count(1)
+
+    def one_of(usual, *rare):
+        return draw(st.sampled_from(rare)) if next(number) in odd else usual
+
+    color = one_of("none", *COLOURS)
+    row = SourceRow(
+        image_id, f"{image_id}.png", one_of(IMAGE, TOUCHED), one_of("pixels", "old"), one_of(24, 8), 32, color
+    )
+    text = CaptionRow(
+        image_id, None, "words", one_of("captioner", "sidecar"), one_of("words", "others"), lines=one_of(1, 2)
+    )
+    usual = {DINOV3.kind: "pixels", VAE.kind: "pixels", T5.kind: "words"}
+    files = [
+        FileRow(spec.kind, image_id, stat, one_of(usual[spec.kind], "pixels+srgb:a profile", None), "content", maker)
+        for spec in SPECS
+        for stat in one_of([FILE], [], [OTHER_FILE])
+        for maker in one_of(["model"], ["superseded"])
+    ]  # fmt: skip
+    listed = {spec.kind: one_of(FILE, None, OTHER_FILE) for spec in SPECS}
+    problem = one_of(
+        None, refusal(), refusal("damaged", None, outcome="failed"), refusal("missing_caption", asset=T5.kind)
+    )
+    return {
+        "listed": one_of(source(image_id, caption=IMAGE), None),
+        "row": one_of(row, None),
+        "caption": one_of(text, None),
+        "captioned": one_of(Captioned(image_id, "pixels", "model"), None, Captioned(image_id, "earlier", "model")),
+        "files": files,
+        "listings": listed,
+        "problem": problem and msgspec.structs.replace(problem, item=image_id),
+        "awaited": one_of(False, True),
+    }
+
+
+@given(
+    st.tuples(*(rows_of_image(image_id) for image_id in "abcde")),
+    st.sampled_from(["srgb", "srgb", "ignore"]),
+    st.sampled_from(["srgb", "ignore"]),
+)
+def test_complete_images_that_the_ledger_finds_are_those_that_planning_finds(images, color, adopted):
+    by_id = dict(zip("abcde", images, strict=True))
+    with Ledger(IN_MEMORY) as ledger:
+        ledger.record_setting("pixels.color", color)
+        ledger.record_setting("adopted.color", adopted)
+        ledger.record_sources(image["row"] for image in images if image["row"])
+        ledger.record_captions(image["caption"] for image in images if image["caption"])
+        ledger.record_captioned(image["captioned"] for image in images if image["captioned"])
+        ledger.record_files(row for image in images for row in image["files"])
+        ledger.record_problems(image["problem"] for image in images if image["problem"])
+        scan = Scan({image["listed"].image_id: image["listed"] for image in images if image["listed"]}, [])
+        listings = {
+            kind: {i: image["listings"][kind] for i, image in by_id.items() if image["listings"][kind]}
+            for kind in (spec.kind for spec in SPECS)
+        }  # fmt: skip
+        awaited = {image_id for image_id, image in by_id.items() if image["awaited"]}
+        inventory = SimpleNamespace(
+            scan=scan, recorded=Recorded(), in_force=lambda spec: spec, files=lambda spec: listings[spec.kind]
+        )
+        ids = list(scan.sources)
+
+        found = plans_for(SPECS, ids, inventory, ledger, awaited)
+
+        known = LedgerSnapshot.read(ledger, None, scan.sources.values())
+        for spec in SPECS:
+            files, listing = ledger.files(spec.kind), listings[spec.kind]
+            wanted = plan_embedding(spec, ids, scan, known, files, listing, awaited=awaited)
+            assert in_order(found[spec]) == in_order(wanted)
+        complete = set(ids).difference(awaited).intersection(*(found[spec].done for spec in SPECS))
+        # Images that the ledger does not find: with a problem, renamed ones, and those with an adopted file.
+        others = {i for i in complete if ledger.problems([i]) or by_id[i]["row"] is None}
+        others |= {row.image_id for image in images for row in image["files"] if row.source is None}
+        assert complete - others <= _complete(SPECS, inventory, ledger)
+
+
+def in_order(plan):
+    return (
+        sorted(plan.jobs, key=lambda job: job.image_id), sorted(plan.done),
+        sorted(plan.refused, key=lambda problem: problem.item), sorted(plan.absent),
+    )  # fmt: skip
