@@ -146,6 +146,15 @@ class _Actor:
     known: About | None = None
     ended: int = 0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it can get another batch: none beside a suspect."""
+        return (
+            self.known is not None
+            and len(self.batches) < BATCHES_AHEAD
+            and not any(batch.suspect for _, batch in self.batches)
+        )
+
 
 class RayPool:
     """Runs one pass on a cluster that this process has joined.
@@ -226,11 +235,14 @@ class RayPool:
             if self._nodes_are_due:
                 self._look_after_nodes()
             while (actor := self._free_actor()) and (next_batch or self._queue):
-                if (again := self._queue.again()) is not None:
+                if (again := self._queue.again(idle=not actor.batches)) is not None:
                     parcels = yield from self._sent_again(again)
-                else:
+                elif next_batch:
                     parcels, next_batch = next_batch, []
-                self._submit(actor, parcels)
+                else:  # single keys, which wait for a worker without a batch
+                    yield from self._arriving()
+                    break
+                self._submit(actor, parcels, suspect=again is not None and len(again) == 1)
                 if more and not next_batch:
                     break
             else:
@@ -293,14 +305,14 @@ class RayPool:
         """Return the actor with the fewest batches, None if no further batch may begin now."""
         if self._reference is None or self._in_flight > self._limit:
             return None
-        ready = [actor for actor in self._actors if actor.known and len(actor.batches) < BATCHES_AHEAD]
+        ready = [actor for actor in self._actors if actor.has_room]
         return min(ready, key=lambda actor: len(actor.batches), default=None)
 
     @interrupts_held()
-    def _submit(self, actor: _Actor, parcels: list[Parcel]) -> None:
+    def _submit(self, actor: _Actor, parcels: list[Parcel], *, suspect: bool) -> None:
         if not parcels:
             return
-        batch = self._queue.batch(parcels)
+        batch = self._queue.batch(parcels, suspect=suspect)
         stream = actor.handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=PARTS_AHEAD
         ).remote([parcel.payload for parcel in parcels])
@@ -502,7 +514,7 @@ class RayPool:
             )
         for number, (_, batch) in enumerate(actor.batches):
             self._in_flight -= batch.size
-            batch.begun = number == 0
+            batch.begun, batch.alone = number == 0, len(actor.batches) == 1
             for key in self._queue.died(batch, counts=counts):
                 yield self._task.lost(key, how)
 

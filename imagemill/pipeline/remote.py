@@ -293,11 +293,21 @@ def _portable(error: Exception) -> Exception:
 
 @dataclass(eq=False)
 class Batch:
-    """Parcels that one worker gets together. `begun`: whether it may have begun them; `names`: of the keys without a row."""
+    """Parcels that one worker gets together.
+
+    Attributes:
+        parcels: in order.
+        names: of the keys without a row.
+        suspect: whether its worker gets no other batch until it ends.
+        begun: whether the worker may have begun it.
+        alone: whether the worker had no other batch when it died.
+    """
 
     parcels: list[Parcel]
     names: set[str]
+    suspect: bool = False
     begun: bool = False
+    alone: bool = False
 
     @property
     def size(self) -> int:
@@ -327,10 +337,11 @@ def runs_again(
 class WorkQueue:
     """Keys in the order in which they are sent, and those that have to be sent again after a death.
 
-    A batch whose worker died is divided: the keys without a row are suspects, and each runs alone from then on. A batch that the
-    worker had not begun returns as it was. A key that was alone at a death is divided, if it has parts. One without parts that
-    was alone at `DEATHS_ALONE` deaths is lost. A death whose cause is known to be another one, such as the loss of a machine,
-    counts for no key.
+    A batch whose worker died is divided: the keys without a row are suspects, and each runs alone from then on, on a worker that
+    has no other batch: rows that a worker has made are lost with it, so a death says nothing about the batches around the one
+    that caused it. A batch that the worker had not begun returns as it was. A key that was alone at a death is divided, if it has
+    parts. One without parts that was alone at `DEATHS_ALONE` deaths is lost. A death whose cause is known to be another one,
+    such as the loss of a machine, counts for no key.
 
     Args:
         name_of: returns the name of a key.
@@ -346,30 +357,38 @@ class WorkQueue:
         self._again: deque[list[Any]] = deque()
         self._alone: dict[str, int] = {}
 
-    def again(self) -> list[Any] | None:
-        """Return the keys of the next batch that was given back, None without one."""
-        return self._again.popleft() if self._again else None
+    def again(self, *, idle: bool = True) -> list[Any] | None:
+        """Return the keys of the next batch that was given back, None without one.
 
-    def batch(self, parcels: Iterable[Parcel]) -> Batch:
+        Args:
+            idle: whether the worker has no batch; if it has one, it gets no single key.
+        """
+        chosen = next((keys for keys in self._again if idle or len(keys) > 1), None)
+        if chosen is not None:
+            self._again.remove(chosen)
+        return chosen
+
+    def batch(self, parcels: Iterable[Parcel], *, suspect: bool = False) -> Batch:
         """Return a batch of these parcels."""
         chosen = list(parcels)
-        return Batch(chosen, {self._name_of(parcel.key) for parcel in chosen})
+        return Batch(chosen, {self._name_of(parcel.key) for parcel in chosen}, suspect)
 
     def died(self, batch: Batch, *, counts: bool) -> list[Any]:
         """Give back the keys of a batch whose worker died; return those that are lost.
 
         Args:
-            batch: `names` are those without a row, `begun` whether the worker had begun it.
+            batch: with `names`, `begun` and `alone`.
             counts: whether the keys may be the cause.
         """
         keys = [parcel.key for parcel in batch.parcels if self._name_of(parcel.key) in batch.names]
         if not keys:
             return []
-        if not batch.begun or not counts:
+        one = len(batch.parcels) == 1
+        if not batch.begun or not counts or (one and not batch.alone):
             self._again.append(keys)
             return []
         deaths = 0
-        if len(batch.parcels) == 1:
+        if one:
             name = self._name_of(keys[0])
             deaths = self._alone[name] = self._alone.get(name, 0) + 1
         again = runs_again(keys, deaths, self._parts)

@@ -28,9 +28,9 @@ def queue_of(call=4):
     return WorkQueue(str, call)
 
 
-def batch_of(queue, *keys, begun=True, delivered=()):
+def batch_of(queue, *keys, begun=True, alone=True, delivered=()):
     batch = queue.batch(Parcel(key, None, 10) for key in keys)
-    batch.begun = begun
+    batch.begun, batch.alone = begun, alone
     batch.names -= set(delivered)
     return batch
 
@@ -64,6 +64,29 @@ def test_key_that_was_alone_at_two_deaths_is_lost():
 
     assert lost == [[], ["a"]]
     assert rest(queue) == [["a"]]
+
+
+def test_death_of_a_worker_with_two_batches_counts_for_no_key():
+    """The row of the first one may have been made, and the second one have caused the death.
+
+    Spec: docs/spec/engines.md#deaths
+    """
+    queue = queue_of()
+
+    for _ in range(5):
+        assert queue.died(batch_of(queue, "a", alone=False), counts=True) == []
+    assert rest(queue) == [["a"]] * 5
+
+
+def test_single_key_that_was_given_back_waits_for_a_worker_without_a_batch():
+    """Spec: docs/spec/engines.md#deaths"""
+    queue = queue_of()
+    queue.died(batch_of(queue, "a", "b"), counts=True)
+    queue.died(batch_of(queue, "c", "d", begun=False), counts=True)
+
+    assert queue.again(idle=False) == ["c", "d"]
+    assert queue.again(idle=False) is None
+    assert queue.again(idle=True) == ["a"]
 
 
 def test_key_with_parts_is_divided_at_its_death_alone():
@@ -119,6 +142,45 @@ def test_every_key_gets_one_row_and_only_deadly_keys_are_lost(keys, deadly, seed
             rows[parcel.key] += 1
 
     assert set(lost) == keys & deadly
+    assert rows == Counter(keys - deadly)
+
+
+@given(
+    st.sets(st.integers(0, 30), min_size=1),
+    st.sets(st.integers(0, 30), max_size=3),
+    st.integers(1, 6),
+    st.integers(0, 1000),
+)
+def test_rows_that_are_lost_with_a_worker_of_two_batches_cost_no_other_key(keys, deadly, size, seed):
+    """A model of workers with a second batch in advance, whose last rows before a death never arrive.
+
+    Spec: docs/spec/engines.md#deaths
+    """
+    queue, rows, lost, random = queue_of(call=3), Counter(), [], Random(seed)
+    ordered = sorted(keys)
+    todo = [ordered[n : n + size] for n in range(0, len(ordered), size)]
+    while todo or queue:
+        again = queue.again()
+        batches = [batch_of(queue, *(again or todo.pop()))]
+        if again is None or len(again) > 1:
+            second = queue.again(idle=False) or (todo.pop() if todo else None)
+            batches += [batch_of(queue, *second)] if second else []
+        made, died = [], False
+        for batch, parcel in [(each, parcel) for each in batches for parcel in each.parcels]:
+            if died := parcel.key in deadly:
+                break
+            made.append((batch, parcel.key))
+        for batch, key in made[: max(0, len(made) - random.randrange(8))] if died else made:
+            batch.names.discard(str(key))
+            rows[key] += 1
+        # The end of a batch may arrive, or be lost as well.
+        while died and len(batches) > 1 and not batches[0].names and random.random() < 0.5:
+            batches.pop(0)
+        for number, batch in enumerate(batches if died else ()):
+            batch.begun, batch.alone = number == 0, len(batches) == 1
+            lost += queue.died(batch, counts=True)
+
+    assert sorted(lost) == sorted(keys & deadly)
     assert rows == Counter(keys - deadly)
 
 
