@@ -15,6 +15,7 @@ Spec: docs/spec/engines.md
 
 import os
 import pickle
+import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from imagemill.errors import ImagemillError
@@ -74,6 +75,11 @@ ROWS_PER_TASK = 4
 LOSS_SECONDS = 4.0
 # What Ray says of a worker that it has ended itself, and of one whose node is lost.
 _LOW_MEMORY, _NODE_DIED = "low on memory", "node has died"
+
+# What Ray raises if a worker has died, and if a node is lost with rows that had not been fetched from it.
+_Death = RayActorError | ObjectLostError
+# Seconds in which a node that exists accepts a connection.
+CONNECT_SECONDS = 1.0
 
 # A node whose workers die so often before they answer gets no other.
 TRIES = 3
@@ -180,7 +186,7 @@ class RayPool:
         self._reference: About | None = None
         self._last_ready, self._looked, self._first_ready = time.monotonic(), 0.0, None
         self._starts: Counter[str] = Counter()  # workers of a node that died before they answered
-        self._in_flight, self._deaths_in_a_row = 0, 0
+        self._in_flight, self._deaths_in_a_row, self._stopping = 0, 0, False
         self.work: defaultdict[str, NodeWork] = defaultdict(NodeWork)
         self.sent, self.returned = 0, 0
         self._staging: deque[tuple[Future[Any], int]] = deque()
@@ -268,6 +274,7 @@ class RayPool:
 
     @interrupts_held()
     def _stop(self) -> None:
+        self._stopping = True
         for actor in self._actors:
             actor.handle.stop.options(concurrency_group="control").remote()
             while len(actor.batches) > 1:
@@ -324,7 +331,7 @@ class RayPool:
     def _arriving(self) -> Iterator[Any]:
         """Wait a moment for parts, and take them; yield the rows of keys that are lost."""
         for actor, part in self._parts():
-            if isinstance(part, RayActorError):
+            if isinstance(part, _Death):
                 yield from self._after_death(actor, part)
             elif part is None:
                 self._end_of_batch(actor)
@@ -380,6 +387,8 @@ class RayPool:
     def _end_of_batch(self, actor: _Actor) -> None:
         _, batch = actor.batches.popleft()
         self._in_flight -= batch.size
+        if batch.names and not self._stopping:
+            raise NodesDiffer(f"the worker on {actor.name} returned nothing for {min(batch.names)}")
 
     def _staged(self, *, all_of_them: bool = False) -> Iterator[Any]:
         """Yield the rows that are stored; while too many bytes wait, or at the end, wait for them."""
@@ -501,7 +510,8 @@ class RayPool:
         self._task.agree(first.known)
         self._reference = first.known
 
-    def _after_death(self, actor: _Actor, death: RayActorError) -> Iterator[Any]:
+    def _after_death(self, actor: _Actor, death: _Death) -> Iterator[Any]:
+        ray.kill(actor.handle)  # which may live if only rows are lost: its keys run elsewhere
         may_be_lost = actor.batches and len(actor.batches[0][1].parcels) == 1
         how, counts = _cause(death, actor.node, LOSS_SECONDS if may_be_lost else 0)
         self._actors.remove(actor)
@@ -557,12 +567,12 @@ def _seconds(call: Callable[[Any], Any], there: Any) -> float:
 
 
 def _next_part(stream: Any) -> Any:
-    """Return the next part of a batch, None at its end, or the error of a worker that died."""
+    """Return the next part of a batch, None at its end, or the error of a worker that died or of rows that are lost."""
     try:
         return ray.get(next(stream))
     except StopIteration:
         return None
-    except RayActorError as death:
+    except (RayActorError, ObjectLostError) as death:
         return death
 
 
@@ -576,7 +586,7 @@ def _room(has: Mapping[str, float], asks: Mapping[str, float]) -> int:
     return min((int(has.get(name, 0) / amount + 1e-9) for name, amount in asks.items()), default=1)
 
 
-def _cause(death: RayActorError, node: str, wait: float) -> tuple[str, bool]:
+def _cause(death: _Death, node: str, wait: float) -> tuple[str, bool]:
     """Return how a worker ended, and whether its keys may be the cause: not if the node was lost, or its memory ran out.
 
     Args:
@@ -588,12 +598,26 @@ def _cause(death: RayActorError, node: str, wait: float) -> tuple[str, bool]:
     if _LOW_MEMORY in text:
         return "was ended because the memory of its node ran out", False
     until = time.monotonic() + wait
-    lost = _NODE_DIED in text
-    while not (lost := lost or all(each["NodeID"] != node or not each["Alive"] for each in ray.nodes())):
+    lost = _NODE_DIED in text or isinstance(death, ObjectLostError)
+    while not (lost := lost or _is_lost(node)):
         if time.monotonic() >= until:
             return "was killed", True
         time.sleep(WAIT_SECONDS)
     return "was on a node that is lost", False
+
+
+def _is_lost(node: str) -> bool:
+    """Return whether a node is lost: Ray knows it, or nothing listens any more at the node's port, which is known sooner."""
+    found = next((each for each in ray.nodes() if each["NodeID"] == node), None)
+    if found is None or not found["Alive"]:
+        return True
+    try:
+        with socket.create_connection((found["NodeManagerAddress"], found["NodeManagerPort"]), CONNECT_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # a network that answers slowly, or not at all: Ray decides
+        return False
 
 
 def _last_line(error: Exception) -> str:

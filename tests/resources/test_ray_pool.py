@@ -1,10 +1,11 @@
 """The queue of a cluster's workers, without a cluster: agreement, deaths, room. Runs on nodes are in tests/cli/test_ray.py."""
 
+import socket
 from collections import deque
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from imagemill.pipeline.remote import About, Parcel
 from resources import ray_pool
@@ -102,6 +103,19 @@ def test_row_of_another_image_ends_the_pass(notes):
         pool._take(actor, ["b"])
 
 
+def test_batch_without_a_row_for_each_key_ends_the_pass_unless_it_was_interrupted(notes):
+    pool = pool_of(notes)
+    actor = actor_of(pool, "one", keys=["a", "b"])
+    actor.batches[0][1].names.discard("a")
+
+    with pytest.raises(NodesDiffer, match="the worker on one returned nothing for b"):
+        pool._end_of_batch(actor)
+
+    actor = actor_of(pool, "two", keys=["a"])
+    pool._stopping = True
+    pool._end_of_batch(actor)
+
+
 def test_deaths_in_a_row_end_the_pass(notes, monkeypatch):
     """Spec: docs/spec/engines.md#deaths"""
     monkeypatch.setattr(ray_pool, "_cause", lambda *_: ("was killed", True))
@@ -188,3 +202,45 @@ def test_time_without_a_worker_counts_from_the_last_one(notes, monkeypatch):
     pool._last_ready -= 1000
     with pytest.raises(NoWorkers, match="no worker was ready within 300 s"):
         pool._look_after_nodes()
+
+
+def test_rows_that_are_lost_with_a_node_are_made_again(notes, monkeypatch):
+    """Ray raises another error for a row that had not been fetched from the node.
+
+    Spec: docs/spec/engines.md#deaths
+    """
+    pool = pool_of(notes)
+    actor = actor_of(pool, "one", keys=["a"])
+    monkeypatch.setattr(ray_pool.ray, "get", raises(ObjectLostError("0" * 56, None, "")))
+
+    death = ray_pool._next_part(iter(["a row"]))
+    assert list(pool._after_death(actor, death)) == []
+
+    assert pool._queue.again() == ["a"]
+    assert pool._actors == []
+    assert pool._deaths_in_a_row == 0
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_node_is_lost_if_nothing_listens_at_its_port(notes, monkeypatch, listens):
+    """Ray itself needs more time to know it.
+
+    Spec: docs/spec/engines.md#deaths
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        node = {"NodeID": "id", "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+        monkeypatch.setattr(ray_pool.ray, "nodes", lambda: [node])
+        if not listens:
+            server.close()
+
+        _, counts = ray_pool._cause(RayActorError(), "id", 0)
+
+    assert counts == listens
+
+
+def raises(error):
+    def get(_):
+        raise error
+
+    return get
