@@ -18,7 +18,7 @@ TINY_A, TINY_B, TINY_C = (
         source="pixels",
         dtype="float32",
         array_shape=_four,
-        encoder="benchmarks.common.encoders:FreeEncoder",
+        encoder="benchmarks.common.free_encoder:FreeEncoder",
         default_model="preview",
     )
     for letter in "abc"

@@ -88,17 +88,22 @@ def stem_problem(stem: str, folder: str) -> str | None:
 
 def stem_of(path: str) -> str:
     """Return a path without the extension of its last part."""
-    return path.removesuffix(suffix_of(path))
+    return split_suffix(path)[0]
 
 
 def suffix_of(path: str) -> str:
-    """Return the extension of a file's name with its dot, as `PurePath.suffix` does, in a tenth of the time.
+    """Return the extension of a path's last part with its dot, as `PurePath.suffix` does, in a tenth of the time.
 
     >>> suffix_of("a.b.png"), suffix_of(".png"), suffix_of("a."), suffix_of("a.b/c")
     ('.png', '', '', '')
     """
+    return split_suffix(path)[1]
+
+
+def split_suffix(path: str) -> tuple[str, str]:
+    """Return `stem_of` and `suffix_of`."""
     dot = path.rfind(".")
-    return path[dot:] if path.rfind("/") + 1 < dot < len(path) - 1 else ""
+    return (path[:dot], path[dot:]) if path.rfind("/") + 1 < dot < len(path) - 1 else (path, "")
 
 
 def _bytes(text: str) -> bytes:

@@ -5,6 +5,7 @@ Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge
 """
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ def read_jsonl(path: Path) -> Iterator[Line]:
     """Yield every line of a file, good or bad, in order. Memory does not grow with the number of lines."""
     with open(path, "rb") as file:
         for number, (offset, whole) in enumerate(lines_with_offsets(file), start=1):
-            raw = whole.removesuffix(b"\n").removesuffix(b"\r")
+            raw = _without_ending(whole)
             yield Line(number, raw, *_parse(raw), offset)
 
 
@@ -111,7 +112,7 @@ def read_mentions(path: Path, text: str) -> Iterator[Line]:
     with open(path, "rb") as file:
         for number, (offset, whole) in enumerate(lines_with_offsets(file), start=1):
             if wanted in whole or b"\\" in whole:
-                raw = whole.removesuffix(b"\n").removesuffix(b"\r")
+                raw = _without_ending(whole)
                 yield Line(number, raw, *_parse(raw), offset)
 
 
@@ -119,14 +120,38 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of every line, undecoded, for callers with a fast check. `parse_line` decodes a line."""
     with open(path, "rb") as file:
         for number, whole in enumerate(file, start=1):
-            yield number, whole.removesuffix(b"\n").removesuffix(b"\r")
+            yield number, _without_ending(whole)
 
 
 def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
     """Yield the record of each canonical line, and the bytes (with line ending) of every other line. See `decode_canonical`."""
+    for block in _blocks(path):
+        yield from decode_canonical(block, decoder)
+
+
+def read_typed_spans(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[tuple[Span, _T | bytes]]:
+    """Yield what `read_typed` does, each with its position."""
+    start, numbers = 0, itertools.count(1)
+    for block in _blocks(path):
+        begin = 0
+        for found, number in zip(decode_canonical(block, decoder), numbers, strict=False):
+            end = block.find(b"\n", begin)
+            # Canonical lines end in a newline alone.
+            length = len(_without_ending(found)) if isinstance(found, bytes) else end - begin
+            yield Span(path, number, start + begin, length), found
+            begin = end + 1
+        start += len(block)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, many at once."""
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
-            yield from decode_canonical(block + file.readline(), decoder)
+            yield block + file.readline()
+
+
+def _without_ending(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequence[_T | bytes]:
@@ -146,7 +171,7 @@ def decode_canonical(block: bytes, decoder: msgspec.json.Decoder[_T]) -> Sequenc
 
 def parse_line(number: int, raw: bytes) -> Line:
     """Decode one line, with or without its ending, as `read_jsonl` does, but without `offset`."""
-    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    raw = _without_ending(raw)
     return Line(number, raw, *_parse(raw))
 
 

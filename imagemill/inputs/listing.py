@@ -40,7 +40,8 @@ _LITTER: Final = frozenset(
     }
 )
 # Caches of trainers, and the tables that img2dataset writes.
-_CACHES: Final = re.compile(r".*\.(npz|safetensors)|[0-9]+\.parquet|[0-9]+_stats\.json", re.DOTALL).fullmatch
+_CACHES: Final = (".npz", ".safetensors")
+_TABLES: Final = re.compile(r"[0-9]+(\.parquet|_stats\.json)").fullmatch
 
 
 class Remark(NamedTuple):
@@ -104,7 +105,9 @@ def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
     if name.startswith("."):
         return True
     lower = name.lower()
-    return lower in _LITTER or _CACHES(lower) is not None or any(fnmatchcase(path, each) for each in exclude)
+    if lower in _LITTER or lower.endswith(_CACHES) or _TABLES(lower):
+        return True
+    return bool(exclude) and any(fnmatchcase(path, each) for each in exclude)
 
 
 def list_entries(
@@ -224,11 +227,12 @@ def _walk(
         prefix = f"{path}/" if path else ""
         for entry in entries:
             inside = prefix + entry.name
-            if wanted is not None and not wanted(inside) and not (inputs.recursive and _is_folder(entry)):
+            enters = inputs.recursive and _is_folder(entry)
+            if wanted is not None and not wanted(inside) and not enters:
                 continue
             if is_ignored(inside, inputs.exclude):
                 yield _Found(inside, entry, ignored=True)
-            elif not inputs.recursive or not _is_folder(entry):
+            elif not enters:
                 yield _Found(inside, entry)
             elif entry.is_symlink():
                 heapq.heappush(links, (inside, entry))
@@ -306,15 +310,18 @@ def _image_of(name: str) -> str | None:
     return stem_of(name) if suffix_of(name)[1:] in FORMATS else None
 
 
+_COMPANIONS: Final = ("-masklabel", "-condlabel")
+
+
 def companion_base(stem: str) -> str | None:
     """Return the stem of the image that OneTrainer's mask or control image belongs to; None for every other stem.
 
     >>> companion_base("a-masklabel"), companion_base("a")
     ('a', None)
     """
-    for end in ("-masklabel", "-condlabel"):
-        if stem.endswith(end) and len(stem) > len(end):
-            return stem[: -len(end)]
+    if stem.endswith(_COMPANIONS):
+        base, _, _ = stem.rpartition("-")
+        return base or None
     return None
 
 

@@ -13,28 +13,33 @@ from imagemill.domain.ids import stem_of
 from imagemill.domain.inputs import Sidecars, composed, folded
 
 
-class CaptionFile(NamedTuple):
-    """A caption file.
+class CaptionExtension(NamedTuple):
+    """The extension of a caption file.
 
     Attributes:
-        base: its name without the extension.
-        rank: of the extension in `captions.sidecars`, from 0.
-        plain: whether the extension is in lower case.
+        rank: its position in `captions.sidecars`, from 0.
+        plain: whether it is in lower case.
     """
 
-    name: str
-    base: str
     rank: int
     plain: bool
 
 
-def as_text(stem: str, suffix: str, sidecars: Sidecars) -> CaptionFile | None:
-    """Return a file whose name has this stem and suffix as a caption file; None if its extension is not one of them."""
+def caption_extension(suffix: str, sidecars: Sidecars) -> CaptionExtension | None:
+    """Return the extension of a caption file whose name ends in `suffix`; None if files with that suffix are no captions."""
     written = suffix[1:]
     extension = written if sidecars.exact else written.lower()
     if extension not in sidecars.extensions:
         return None
-    return CaptionFile(stem + suffix, stem, sidecars.extensions.index(extension), written == extension)
+    return CaptionExtension(sidecars.extensions.index(extension), written == extension)
+
+
+class CaptionFile(NamedTuple):
+    """A caption file. `base`: its name without the extension."""
+
+    name: str
+    base: str
+    extension: CaptionExtension
 
 
 class Matched(NamedTuple):
@@ -64,24 +69,24 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
 
     Args:
         texts: caption files, in name order.
-        images: file names by image id, of all images, also of refused ones.
+        images: file names, which have extensions, by image id; of all images, also of refused ones.
         exact: compare with ids, letter by letter, only.
     """
     found: dict[str, list[_Found]] = defaultdict(list)
     result = Matched({}, [], {}, {}, {})
     index = _Index(images)
-    for text in texts:
-        # Nearly every caption is named after its image.
-        if text.base in images and (exact or text.base not in index.file_names):
-            match = _Match([text.base])
-        else:
-            match = _Match([]) if exact else index.find(text.base)
+    for name, base, (rank, plain) in texts:
+        # Nearly every caption is named after its image. An image file's name contains a dot.
+        if base in images and (exact or "." not in base or base not in index.file_names):
+            found[base].append(_Found(False, rank, not plain, name))
+            continue
+        match = _Match([]) if exact else index.find(base)
         if not match.ids:
-            result.orphans.append(text.name)
+            result.orphans.append(name)
         elif len(match.ids) > 1:
-            result.shared[text.name] = match.ids
+            result.shared[name] = match.ids
         else:
-            found[match.ids[0]].append(_Found(match.of_file, text.rank, 2 * match.level + (not text.plain), text.name))
+            found[match.ids[0]].append(_Found(match.of_file, rank, 2 * match.level + (not plain), name))
     for image_id, texts_of_one in found.items():
         if len(texts_of_one) == 1:
             result.by_image[image_id] = (texts_of_one[0].name,)

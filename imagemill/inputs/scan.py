@@ -13,7 +13,15 @@ from typing import Final
 
 import msgspec
 
-from imagemill.domain.ids import folder_problem, image_id_of, path_problem, stem_of, stem_problem, suffix_of
+from imagemill.domain.ids import (
+    folder_problem,
+    image_id_of,
+    path_problem,
+    split_suffix,
+    stem_of,
+    stem_problem,
+    suffix_of,
+)
 from imagemill.domain.inputs import (
     AUTO,
     FORMATS,
@@ -33,7 +41,7 @@ from imagemill.fs.folders import Folder, is_folder, state_of_file
 from imagemill.fs.listing import is_inside
 from imagemill.inputs.archives import archive_remedy, is_tar
 from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
-from imagemill.inputs.matching import CaptionFile, Matched, as_text, match_texts
+from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.store.ledger import Problem, SourceRow
 from imagemill.text.settings import described
@@ -364,24 +372,30 @@ class _Folder:
         self._metadata: list[Entry] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
+        # By suffix, of which there are few: what it is as the extension of a caption.
+        self._caption_extensions: dict[str, CaptionExtension | None] = {}
+        # The last stem that can be an id: that of an image is mostly that of its caption, which is the next entry.
+        self._good_stem: str | None = None
 
     def add(self, entry: Entry) -> None:
         name = entry.path[self._start :]
-        suffix = suffix_of(name)
-        stem, extension = name.removesuffix(suffix), suffix[1:].lower()
+        stem, suffix = split_suffix(name)
+        if suffix not in self._caption_extensions:
+            self._caption_extensions[suffix] = caption_extension(suffix, self._inputs.sidecars)
+        extension = suffix[1:].lower()
         if entry.kind == IGNORED:
             self._ignored.append(entry.path)
-        elif why := entry.remark.why:
+        elif entry.kind != FILE and (why := entry.remark.why):
             reason = entry.remark.reason or ("sub_folder" if entry.kind == FOLDER else "not_a_file")
             self._refuse(name, reason, why, entry.remark.do)
         elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
             self._add_metadata(entry)
-        elif text := as_text(stem, suffix, self._inputs.sidecars):
+        elif as_caption := self._caption_extensions[suffix]:
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
             if problem := self._bad_stem(stem):
                 self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
             else:
-                self._texts[name] = text, entry
+                self._texts[name] = CaptionFile(name, stem, as_caption), entry
         elif entry.kind == FOLDER:
             self._refuse(name, "sub_folder", *_contents(entry))
         elif extension == "json":
@@ -395,7 +409,11 @@ class _Folder:
 
     def _bad_stem(self, stem: str) -> str | None:
         """Return why a file with this stem cannot have an id here."""
-        return self._problem or stem_problem(stem, self.prefix)
+        if stem == self._good_stem:
+            return None
+        problem = self._problem or stem_problem(stem, self.prefix)
+        self._good_stem = stem if problem is None else None
+        return problem
 
     def _add_metadata(self, entry: Entry) -> None:
         if problem := path_problem(entry.path):
@@ -445,7 +463,7 @@ class _Folder:
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
         sources = {}
         for stem, files in self._images.items():
-            image_id = image_id_of(files[0].path)
+            image_id = image_id_of(files[0].path) if self.prefix else stem
             paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
             if len(paths) > 1:
                 for file in files:
@@ -568,10 +586,11 @@ def _contents(entry: Entry) -> tuple[str, str]:
 
 
 def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
-    changed = max(each.changed_ns for each in (image, *captions))
-    signature, *of_captions = [each.signature for each in (image, *captions) if each.signature is not None]
-    caption = FileSignature(" ".join(of_captions)) if of_captions else None
-    return SourceFile(image_id, image.path, signature, caption, changed, tuple(each.path for each in captions))
+    assert image.signature
+    signatures = [each.signature for each in captions if each.signature is not None]
+    caption = FileSignature(" ".join(signatures)) if signatures else None
+    changed = max([image.changed_ns, *[each.changed_ns for each in captions]])
+    return SourceFile(image_id, image.path, image.signature, caption, changed, tuple([each.path for each in captions]))
 
 
 def _collision(name: str, others: list[str]) -> Problem:

@@ -144,7 +144,7 @@ class Viewer:
         self._seen: tuple[object, ...] | None = None
         self._folders: list[Path] = []
         self._vectors = Similar()
-        self._shown: set[str] = set()
+        self._shown: set[str] | None = None
 
     def run(self, function: Callable[..., T], *given: Any) -> T:
         """Call a method of this viewer on its thread, and wait."""
@@ -190,7 +190,7 @@ class Viewer:
                 self._overview.close()
                 self._overview = Overview(found.rows)
             self._problems = found.problems
-            self._shown = set(self._overview.items(Selection("seen")))
+            self._shown = None
             approved = self._session.root.approved
             # Objects are looked up again when the ledger has changed.
             self._folders = sorted(approved / folder for folder in found.folders) if isinstance(approved, Path) else []
@@ -333,6 +333,8 @@ class Viewer:
 
     def _similar(self, item: str, table: Overview) -> list[tuple[ImageState, float]]:
         """Return similar images that are in `approved/` and not withdrawn."""
+        if self._shown is None:
+            self._shown = set(table.items(Selection("seen")))
         found = self._vectors.to(self.session.root, item, self._shown, MOST_SIMILAR)
         states = table.states([each.image_id for each in found])
         return [(states[each.image_id], each.cosine) for each in found]

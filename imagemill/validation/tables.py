@@ -1,13 +1,22 @@
 """Validation of whole tables. Single records are checked in domain/stage2_records.py."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 from imagemill.domain.embedding_specs import default_specs, embedding_specs
-from imagemill.domain.stage2_records import DECODER, FIELD_RULES, FORMAT_VERSION, FieldRule, Record, is_stage1
+from imagemill.domain.stage2_records import (
+    DECODER,
+    FIELD_RULES,
+    FORMAT_VERSION,
+    FieldRule,
+    Record,
+    is_plain,
+    is_stage1,
+    usual_masks,
+)
 from imagemill.formats.jsonl import parse_object, read_jsonl, read_typed
 from imagemill.pipeline.shards.shard_sets import INDEX
 from imagemill.store.ledger import ColumnRule, Ledger, ValueRule
@@ -15,7 +24,10 @@ from imagemill.validation.catalogue import finding
 from imagemill.validation.lines import Findings
 
 COLUMNS = tuple(field for field in FIELD_RULES if field != "t5_attention_mask")  # a list is not a cell
+_ID = COLUMNS.index("image_id")
 TAR_BLOCK = 512
+
+_Row = Sequence[str | int | None]
 
 
 def stage2_schema():
@@ -82,60 +94,75 @@ def index_schema():
 
 def validate_stage2_table(jsonl: Path, *, migrating: bool = False) -> Findings:
     """Check the table of all parsable records against `stage2_schema`; with `migrating`, leave out Stage 1 records."""
-    rows = _record_rows(jsonl, migrating=migrating)
-    yield from _checked("table", jsonl.name, _data_frame(rows, COLUMNS, object), stage2_schema(), "image_id")
+    count, rows = _unusual_records(jsonl, migrating=migrating)
+    yield count - len(rows)
+    yield from _checked("table", jsonl.name, rows, COLUMNS, stage2_schema, "image_id", dtype=object)
 
 
-def _record_rows(jsonl: Path, *, migrating: bool) -> Iterator[Sequence[str | int | None]]:
-    """Yield the cells of each record. Masks, which are most of a canonical line, are not parsed."""
-    cells = attrgetter(*COLUMNS)
+def _unusual_records(jsonl: Path, *, migrating: bool) -> tuple[int, list[_Row]]:
+    """Return the number of records, and the cells of those that the schema judges: not certainly valid, or with an id again.
+
+    Masks, which are most of a canonical line, are not parsed.
+    """
+    cells, masks, count = attrgetter(*COLUMNS), usual_masks(), 0
+    valid: dict[str, tuple[int, _Row]] = {}
+    unusual: list[tuple[int, _Row]] = []
     for record in read_typed(jsonl, DECODER):
         if not isinstance(record, bytes):
-            yield cells(record)
+            row = cells(record)
         elif (value := parse_object(record)) is not None and not (migrating and is_stage1(value)):
-            yield [_cell(value, name) for name in COLUMNS]
+            row = [_cell(value, name) for name in COLUMNS]
+        else:
+            continue
+        count += 1
+        if isinstance(record, bytes) or record.image_id in valid or not is_plain(record, masks):
+            unusual.append((count, row))
+        else:
+            valid[record.image_id] = count, row
+    again = valid.keys() & {row[_ID] for _, row in unusual}
+    return count, [row for _, row in sorted([*unusual, *map(valid.__getitem__, again)], key=itemgetter(0))]
 
 
 def validate_ledger_tables(ledger: Ledger) -> Findings:
     """Check the tables of `.imagemill/ledger.sqlite` against their schemas, without writing to it."""
-    import pandas as pd
-
     # A kind that was listed once has a recorded model; its files stay.
     kinds = {spec.kind for spec in (*default_specs(), *embedding_specs())}
     kinds |= {name.removeprefix("identity.") for name in ledger.settings() if name.startswith("identity.")}
     for name, columns in _ledger_columns(kinds).items():
         # SQLite finds the few rows that the schema judges, in a fifth of the time that all of them take in pandas.
         count, rows = ledger.unusual_rows(name, columns)
-        table = pd.DataFrame.from_records(rows, columns=list(columns), coerce_float=True)
-        key = "item" if name == "problems" else "image_id"
+        key, schema = "item" if name == "problems" else "image_id", partial(ledger_schema, columns)
         yield count - len(rows)
-        yield from _checked("ledger_table", f"{ledger.path.name}:{name}", table, ledger_schema(columns), key)
+        yield from _checked("ledger_table", f"{ledger.path.name}:{name}", rows, list(columns), schema, key)
 
 
 def validate_index_table(folder: Path) -> Findings:
     """Check the index of one set against `index_schema`; shards.py compares it with the tars."""
     records = (line.value or {} for line in read_jsonl(folder / INDEX))
-    schema = index_schema()
-    columns = tuple(schema.columns)
-    table = _data_frame(([_cell(record, name) for name in columns] for record in records), columns)
-    yield from _checked("index_table", f"{folder.name}/{INDEX}", table, schema, "image_id")
+    columns = tuple(index_schema().columns)
+    rows = [[_cell(record, name) for name in columns] for record in records]
+    yield from _checked("index_table", f"{folder.name}/{INDEX}", rows, columns, index_schema, "image_id")
 
 
-def _data_frame(rows: Iterable[Sequence[str | int | None]], columns: Sequence[str], dtype: type | None = None):
+def _checked(
+    rule: str,
+    file: str,
+    rows: Sequence[_Row],
+    columns: Sequence[str],
+    schema: Callable[[], Any],
+    key: str,
+    dtype: type | None = None,
+) -> Findings:
+    """Yield every failing cell of a table; `key` is the column that identifies a row. Without rows, pandas is not imported."""
+    yield len(rows)
+    if not rows:
+        return
     import pandas as pd
-
-    return pd.DataFrame(list(rows), columns=list(columns), dtype=dtype)
-
-
-def _checked(rule: str, file: str, table: Any, schema: Any, key: str) -> Findings:
-    """Yield every failing cell of a table; `key` is the column that identifies a row."""
     import pandera.errors
 
-    yield len(table)
-    if table.empty:
-        return
+    table = pd.DataFrame(list(rows), columns=list(columns), dtype=dtype)
     try:
-        schema.validate(table, lazy=True)
+        schema().validate(table, lazy=True)
     except pandera.errors.SchemaErrors as errors:
         for failure in errors.failure_cases.itertuples():
             position = failure.index

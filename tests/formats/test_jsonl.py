@@ -19,6 +19,7 @@ from imagemill.formats.jsonl import (
     parse_tolerating,
     read_jsonl,
     read_typed,
+    read_typed_spans,
     replace_lines,
     tolerate,
     write_jsonl,
@@ -74,6 +75,11 @@ def test_line_that_is_not_its_records_encoding_stays_bytes(tmp_path, line, block
     found = list(read_typed(tmp_path / "x.jsonl", msgspec.json.Decoder(Point)))
 
     assert found == [Point(1, "é")] * (many + 1) + [line] + [Point(1, "é")] * many + [POINT[:-1]]
+    spans = list(read_typed_spans(tmp_path / "x.jsonl", msgspec.json.Decoder(Point)))
+    assert [each for _, each in spans] == found
+    assert [(span.number, span.offset, span.length) for span, _ in spans] == [
+        (line.number, line.offset, len(line.raw)) for line in read_jsonl(tmp_path / "x.jsonl")
+    ]
 
 
 # ---- reading

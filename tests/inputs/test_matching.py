@@ -7,17 +7,19 @@ import unicodedata
 
 import pytest
 
-from imagemill.domain.ids import stem_of, suffix_of
+from imagemill.domain.ids import split_suffix
 from imagemill.domain.inputs import NEW_INPUTS, OLD_INPUTS, Sidecars
 from imagemill.inputs.listing import concerns
-from imagemill.inputs.matching import as_text, match_texts
+from imagemill.inputs.matching import CaptionFile, caption_extension, match_texts
 from imagemill.inputs.scan import scan_approved
 
 NFD = unicodedata.normalize("NFD", "café")
 
 
 def matched(texts, images, sidecars=NEW_INPUTS.sidecars):
-    found = (text for name in sorted(texts) if (text := as_text(stem_of(name), suffix_of(name), sidecars)))
+    split = ((name, *split_suffix(name)) for name in sorted(texts))
+    extensions = ((name, stem, caption_extension(suffix, sidecars)) for name, stem, suffix in split)
+    found = (CaptionFile(*each) for each in extensions if each[2])
     return match_texts(found, images, exact=sidecars.exact)
 
 

@@ -2,13 +2,14 @@
 
 import json
 import sqlite3
+import sys
 from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagemill.formats.jsonl import read_jsonl, write_jsonl
+from imagemill.formats.jsonl import encode_line, read_jsonl, write_jsonl
 from imagemill.pipeline.shards.shard_sets import bucket_folder
 from imagemill.store.ledger import Ledger
 from imagemill.validation.findings import collect
@@ -50,6 +51,36 @@ def test_id_that_stands_twice_is_found(tmp_path):
     assert not report.passed
     assert {finding.field for finding in report.findings} == {"image_id"}
     assert {finding.item for finding in report.findings} == {"a"}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record_of("a"), record_of("b"), record_of("a")],
+        [record_of("a"), record_of("a", extra=1), record_of("b")],
+        [record_of("a", extra=1), record_of("a"), record_of("a")],
+        [record_of("a"), record_of("b", caption=" "), record_of("c", height=7)],
+        [record_of("a", t5_attention_mask=[2]), record_of("a")],
+        [record_of("a"), record_of("b")],
+    ],
+)
+def test_findings_do_not_depend_on_how_lines_are_written(tmp_path, records):
+    """Lines as imagemill writes them are judged without pandas."""
+    ours, others = (check(tmp_path, *map(encode, records)) for encode in (encode_line_without_end, json.dumps))
+
+    assert (ours.checked, ours.findings) == (others.checked, others.findings)
+    assert ours.checked == len(records)
+
+
+def encode_line_without_end(record):
+    return encode_line(record)[:-1]
+
+
+def test_pandas_is_not_needed_for_a_valid_table(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    lines = [encode_line_without_end(record_of(name)) for name in ("a", "b")]
+
+    assert check(tmp_path, *lines).checked == 2
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,14 @@ class CaptionKey(msgspec.Struct, frozen=True):
 
 
 class ShownCaption(NamedTuple):
-    """A caption, also an outdated one. `tokens`: number of those that the text encoder sees, None if unknown."""
+    """A caption, also an outdated one. `tokens`: number of those that the text encoder sees, None if unknown.
+
+    An image without a caption has neither text nor origin.
+    """
 
     image_id: str
-    text: str
-    origin: str
+    text: str | None
+    origin: str | None
     tokens: int | None
     truncated: bool
 
