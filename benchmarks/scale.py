@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,8 +114,13 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
 
 
 def command(*words: object, **environment: str) -> Cost:
+    return command_of(OURS, *words, **environment)
+
+
+def command_of(ours: Sequence[str], *words: object, **environment: str) -> Cost:
+    """Return the cost of a command of `imagemill`, which `python OURS…` is."""
     paths = os.pathsep.join(map(str, (PROJECT, TINY)))
-    return cost([*OURS, *words], PYTHONPATH=paths, **environment)
+    return cost([*ours, *words], PYTHONPATH=paths, **environment)
 
 
 def line_of(name: str, value: float, goal: float | None = None) -> bool:

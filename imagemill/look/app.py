@@ -6,10 +6,10 @@ All pages are at the same level, so that their links work wherever the applicati
 token of this process, which its pages contain.
 """
 
+import functools
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from http.cookies import SimpleCookie
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -255,11 +255,12 @@ class _Pages:
         return await self._picture(request, LARGE)
 
     async def _picture(self, request: Request, px: int) -> Response:
-        source, frame, pictures = await self._viewer.call(self._viewer.source, request.query_params.get("id", ""))
-        size = fitted_size((source.width, source.height), px) if source.width else _UNKNOWN_SIZE
-        if frame and request.query_params.get("crop") == "1":
-            return await _jpeg(lambda: pictures.cropped(source, frame, px), size, 600)
-        return await _jpeg(lambda: pictures.photograph(source, px), size, 600)
+        given = request.query_params
+        show = functools.partial(self._viewer.picture, cropped=given.get("crop") == "1")
+        picture = await self._viewer.call(show, given.get("id", ""), px)
+        size = fitted_size(picture.size, px) if picture.size[0] else _UNKNOWN_SIZE
+        # Bytes that are at hand need no other thread.
+        return _as_kept(picture.kept, 600) if picture.kept else await _jpeg(picture.make, size, 600)
 
     async def montage(self, request: Request) -> Response:
         """Return the first images of a view in one picture, as cropped."""
@@ -329,7 +330,7 @@ class _TokenGate:
             return
         request = Request(scope)
         name = f"imagemill-look-{request.url.port or 80}"
-        if self._matches(SimpleCookie(request.headers.get("cookie", "")).get(name)):
+        if self._equals(request.cookies.get(name, "")):
             await self._application(scope, receive, send)
         elif request.method == "GET" and self._equals(request.query_params.get("token", "")):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
@@ -339,9 +340,6 @@ class _TokenGate:
         else:
             reason = "imagemill refused this request: open the viewer by the URL that `imagemill look` printed.\n"
             await PlainTextResponse(reason, 403)(scope, receive, send)
-
-    def _matches(self, morsel: Any) -> bool:
-        return morsel is not None and self._equals(morsel.value)
 
     def _equals(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
@@ -359,7 +357,11 @@ async def _jpeg(make: Callable[[], bytes], size: tuple[int, int], seconds: int) 
         made = await run_in_threadpool(make)
     except (ImagemillError, OSError):
         return _grey(size)
-    return Response(made, 200, {"Cache-Control": f"private, max-age={seconds}"}, "image/jpeg")
+    return _as_kept(made, seconds)
+
+
+def _as_kept(picture: bytes, seconds: int) -> Response:
+    return Response(picture, 200, {"Cache-Control": f"private, max-age={seconds}"}, "image/jpeg")
 
 
 def _grey(size: tuple[int, int]) -> Response:

@@ -56,6 +56,16 @@ class Pictures:
         self._cache = cache
         self._large = threading.Lock()
 
+    def kept(self, source: SourceRow, px: int, frame: Frame | None = None) -> bytes | None:
+        """Return `photograph`, or `cropped` with a frame, from the cache; None if it is not there or the file has changed.
+
+        Raises:
+            OSError: if the file cannot be looked up.
+        """
+        if state_of_file(self._path(source))[0] != source.stat:
+            return None
+        return self._cache.get(self._name(source.fingerprint, px, frame.box if frame else None))
+
     def photograph(self, source: SourceRow, px: int) -> bytes:
         """Return the whole photograph as JPEG bytes: upright, the longer side at most `px` pixels, never enlarged.
 
@@ -63,7 +73,7 @@ class Pictures:
             Refused: if the file is no image that models could get.
             OSError: if the file cannot be read.
         """
-        return self._kept(source, px)
+        return self._kept_or_made(source, px, None)
 
     def cropped(self, source: SourceRow, frame: Frame, px: int) -> bytes:
         """Return the part of a photograph in a frame as JPEG bytes, as `photograph`.
@@ -73,7 +83,7 @@ class Pictures:
             Refused: as `photograph`.
             OSError: as `photograph`.
         """
-        return self._kept(source, px, frame.box)
+        return self._kept_or_made(source, px, frame)
 
     def montage(self, sources: Sequence[SourceRow], frames: Sequence[Frame], columns: int, px: int) -> bytes:
         """Return pictures as cropped, side by side in rows, as JPEG bytes; grey where one cannot be shown.
@@ -106,11 +116,10 @@ class Pictures:
             left, top, right, bottom = frame.box
             return grey_picture(fitted_size((right - left, bottom - top), px))
 
-    def _kept(self, source: SourceRow, px: int, box: Box | None = None) -> bytes:
-        """Return a picture from the cache; make it if it is not there."""
-        path = self._path(source)
-        if state_of_file(path)[0] == source.stat and (kept := self._cache.get(self._name(source.fingerprint, px, box))):
+    def _kept_or_made(self, source: SourceRow, px: int, frame: Frame | None) -> bytes:
+        if kept := self.kept(source, px, frame):
             return kept
+        box = frame.box if frame else None
         data, content = self._read(source)
         if box:
             _refuse_changed(source, content)

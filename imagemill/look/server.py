@@ -51,7 +51,8 @@ def serve(root: Path, *, port: int, token: str, read_only: bool = False) -> None
     try:
         uvicorn.run(
             application,  # pyright: ignore[reportArgumentType]
-            host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            host="127.0.0.1", port=port, log_level="warning", access_log=False, proxy_headers=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )  # fmt: skip
     finally:
         viewer.close()

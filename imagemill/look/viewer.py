@@ -6,6 +6,7 @@ A viewer belongs to one thread: its methods are called through `call`.
 """
 
 import asyncio
+import functools
 import gc
 import os
 import threading
@@ -99,6 +100,20 @@ class LatentPicture(NamedTuple):
 
     r2: float
     box: Box
+
+
+class Picture(NamedTuple):
+    """A picture of a photograph.
+
+    Attributes:
+        size: width and height of the photograph in pixels, 0 if unknown.
+        kept: JPEG bytes from the cache, None if they are not there.
+        make: returns the bytes, for another thread than the viewer's.
+    """
+
+    size: tuple[int, int]
+    kept: bytes | None
+    make: Callable[[], bytes]
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -428,9 +443,17 @@ class Viewer:
 
     # ---- pictures
 
-    def source(self, item: str) -> tuple[SourceRow, Frame | None, Pictures]:
-        """Return what is needed to show a photograph. Raises MissingInput if there is no such file."""
-        return self._source(item, self._now().state(item))
+    def picture(self, item: str, px: int, *, cropped: bool) -> Picture:
+        """Return a picture of a photograph, or how to make it. Raises MissingInput if there is no such file."""
+        source, frame, pictures = self._source(item, self._now().state(item))
+        if not cropped or frame is None:
+            frame, make = None, functools.partial(pictures.photograph, source, px)
+        else:
+            make = functools.partial(pictures.cropped, source, frame, px)
+        kept = None
+        with suppress(OSError):  # which `make` raises again
+            kept = pictures.kept(source, px, frame)
+        return Picture((source.width, source.height), kept, make)
 
     def _source(self, item: str, state: ImageState | None) -> tuple[SourceRow, Frame | None, Pictures]:
         if state is None or state.file is None:
