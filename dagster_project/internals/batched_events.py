@@ -6,6 +6,7 @@ built in resources/dagster_internals/events.py.
 Private names of Dagster 1.13 are used. If one is missing, a message goes to stderr and the stock behaviour remains.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -181,7 +182,11 @@ class BatchedEventLog(SqlEventLogStorage):
 
 def _key(event: EventLogEntry) -> str | None:
     key = event.get_dagster_event().asset_key
-    return key.to_string() if key else None
+    return _text_of(key) if key else None
+
+
+# Thousands of events have one of a few keys.
+_text_of = functools.lru_cache(maxsize=64)(AssetKey.to_string)
 
 
 def concerns_one_asset(event: EventLogEntry) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from imagemill.domain.buckets import assign_bucket
 from imagemill.store.ledger import SourceRow
@@ -23,8 +23,8 @@ def prefix_of(name: str | None) -> str:
 
 def query_string(parameters: Mapping[str, object]) -> str:
     """Return parameters as an address contains them; those without a value are left out."""
-    given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-    return urlencode(given, quote_via=quote, errors="surrogateescape", safe="")
+    given = ((name, str(value)) for name, value in parameters.items() if value not in (None, "", False))
+    return "&".join(f"{name}={quote(value, safe='', errors='surrogateescape')}" for name, value in given)
 
 
 def link(page: str, /, **parameters: object) -> str:
@@ -46,9 +46,8 @@ def image_note(image_id: str, source: SourceRow | None, *, name: str | None, pre
         [f"{source.width} × {source.height}", f"bucket {assign_bucket(source.width, source.height)}"] if source else []
     )
     text = ", ".join([*facts, *(["PREVIEW WEIGHTS"] if preview else [])])
-    prefix = prefix_of(name)
-    address = f"{prefix}{link('image', id=image_id)}"
-    picture = f"[![{escaped(image_id)}]({prefix}{link('thumb', id=image_id)})]({address}) {text}".rstrip()
+    prefix, query = prefix_of(name), query_string({"id": image_id})
+    picture = f"[![{escaped(image_id)}]({prefix}thumb?{query})]({prefix}image?{query}) {text}".rstrip()
     return picture if len(picture) <= MOST_CHARACTERS else text or "no picture"
 
 
