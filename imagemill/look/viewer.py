@@ -451,8 +451,9 @@ class Viewer:
         else:
             make = functools.partial(pictures.cropped, source, frame, px)
         kept = None
-        with suppress(OSError):  # which `make` raises again
-            kept = pictures.kept(source, px, frame)
+        if isinstance(self.session.root.approved, Path):  # a request to object storage would hold up all pages
+            with suppress(ImagemillError, OSError):  # which `make` raises again
+                kept = pictures.kept(source, px, frame)
         return Picture((source.width, source.height), kept, make)
 
     def _source(self, item: str, state: ImageState | None) -> tuple[SourceRow, Frame | None, Pictures]:

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from imagemill.domain.filters import FILTERS
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
+from imagemill.look import app
 from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
 from imagemill.look.selection import View
@@ -106,6 +107,14 @@ def test_hostile_names_and_captions_are_text_and_their_links_open_the_image(clie
     assert f"<bdi>{html.escape(name).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</bdi>" in shown
     picture = client.get(f"/{html.unescape(link).replace('image?', 'thumb?')}")
     assert picture.headers["content-type"] == "image/jpeg"
+
+
+def test_kept_picture_needs_no_other_thread(client, monkeypatch):
+    made = {path: client.get(path).content for path in ("/thumb?id=photo0000", "/thumb?id=photo0000&crop=1")}
+    monkeypatch.setattr(app, "_jpeg", None)
+
+    assert {path: client.get(path).content for path in made} == made
+    assert len(set(made.values())) == 2
 
 
 def test_page_that_is_named_like_an_image_is_never_sent(client):

@@ -266,8 +266,10 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
     source = approve(data_root, "photo.jpg", encoded(Image.fromarray(scene()), "JPEG"))
     frame = frame_of(300, 200, "1216x832", "original")
     first = pictures_of(data_root, cache=PictureCache(data_root.look))
+    assert first.kept(source, 100) is None
     made = [first.photograph(source, 100), first.photograph(source, 50), first.cropped(source, frame, 100)]
     assert len(set(made)) == 3
+    assert [first.kept(source, 100), first.kept(source, 50), first.kept(source, 100, frame)] == made
 
     def fail(*_):
         raise AssertionError("decoded again")
@@ -275,6 +277,7 @@ def test_picture_is_made_once_and_then_comes_from_the_cache(data_root, monkeypat
     monkeypatch.setattr(module, "decode_reduced", fail)
     again = pictures_of(data_root, cache=PictureCache(data_root.look))
     os.utime(data_root.approved / "photo.jpg")  # the same bytes with another signature
+    assert again.kept(source, 100) is None
     assert [again.photograph(source, 100), again.photograph(source, 50), again.cropped(source, frame, 100)] == made
     with pytest.raises(AssertionError):
         pictures_of(data_root, cache=PictureCache(data_root.look), color="ignore").photograph(source, 100)
