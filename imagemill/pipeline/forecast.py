@@ -118,13 +118,13 @@ def measure_sizes(jobs: Jobs, approved: Folder, *, threads: int = 4) -> Sizes:
     """
     by_id = {job.image_id: job for planned in jobs.values() for job in planned}
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
-    unread = [job for job in by_id.values() if not job.facts and job.stat]
+    unread = {job.image_id: (job.file_name, job.stat) for job in by_id.values() if not job.facts and job.stat}
     if not isinstance(approved, Path):
         # A header would be a request of its own, as dear as the photograph.
-        return sizes | dict.fromkeys((job.image_id for job in unread), TYPICAL_SIZE)
+        return sizes | dict.fromkeys(unread, TYPICAL_SIZE)
     with ThreadPoolExecutor(threads, "header") as pool:
-        found = map_on(pool, lambda job: size_or_none(approved / job.file_name), unread)
-        read = {job.image_id: size for job, size in zip(unread, found, strict=True)}
+        found = map_on(pool, lambda file: size_or_none(approved, *file), unread.values())
+        read = dict(zip(unread, found, strict=True))
     return {image_id: size for image_id, size in (sizes | read).items() if size}
 
 

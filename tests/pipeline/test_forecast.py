@@ -30,6 +30,7 @@ from imagemill.pipeline.forecast import (
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.stage2 import image_metadata
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
@@ -100,6 +101,22 @@ def test_size_is_the_recorded_one_else_the_header_s(tmp_path):
     sizes = measure_sizes({VAE: [job("turned"), job("known", size=(100, 200))]}, tmp_path)
 
     assert sizes == {"turned": (640, 320), "known": (100, 200)}
+
+
+def test_header_is_read_once_for_each_signature(tmp_path, monkeypatch):
+    """The ranges of a run, and its decoders, ask again."""
+    monkeypatch.setattr(image_metadata, "_MOST_SIZES", 2)
+    for name in "abc":
+        Image.new("RGB", (640, 320)).save(tmp_path / f"{name}.png")
+    first = measure_sizes({VAE: [job("a")]}, tmp_path)
+    Image.new("RGB", (64, 32)).save(tmp_path / "a.png")
+
+    assert measure_sizes({VAE: [job("a")]}, tmp_path) == first == {"a": (320, 640)}
+    assert measure_sizes({VAE: [job("a", stat=posix_signature(4, 5, 6))]}, tmp_path) == {"a": (32, 64)}
+    for name in "bc":
+        measure_sizes({VAE: [job(name)]}, tmp_path)
+    assert measure_sizes({VAE: [job("a")]}, tmp_path) == {"a": (32, 64)}, "few sizes are kept"
+    assert len(image_metadata._SIZES) <= 2
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no image", b"\x89PNG\r\n\x1a\n"])

@@ -300,7 +300,7 @@ class EmbedWorker:
             self._prepare,
             jobs,
             weigh=self._known_pixels,
-            measure=lambda job: math.prod(size_or_none(self.approved / job.file_name) or (0,)),
+            measure=self._measured_pixels,
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
             most=lambda: (1 + READY_BATCHES) * self._size.size + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
@@ -311,6 +311,10 @@ class EmbedWorker:
         if job.facts:
             return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
         return None if job.stat else 0
+
+    def _measured_pixels(self, job: Job) -> int:
+        assert job.stat
+        return math.prod(size_or_none(self.approved, job.file_name, job.stat) or (0,))
 
     def _prepare(self, job: Job) -> _Item | EmbedRow:
         try:

@@ -8,6 +8,7 @@ Spec: docs/spec/stage2.md#record-fields
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ from imagemill.domain.stage2_records import CAPTIONS, captions_of
 from imagemill.errors import Refused
 from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
-from imagemill.fs import folders
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.folders import Folder, SourceFolder, file_bytes, reads_ahead
 from imagemill.inputs.scan import Scan, SourceFile
@@ -100,12 +100,28 @@ def inspect_image(
     return row, pixels
 
 
-def size_or_none(path: folders.SourceFile) -> tuple[int, int] | None:
-    """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports."""
+# Sizes by folder, file name and signature: the forecast of a command, that of each of its ranges, and the decoder ask for them.
+_SIZES: dict[tuple[str, str, FileSignature], tuple[int, int]] = {}
+_MOST_SIZES = 1 << 16
+
+
+def size_or_none(folder: SourceFolder, name: str, stat: FileSignature) -> tuple[int, int] | None:
+    """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports.
+
+    In a folder on a disk, it is read once in this process for each signature, as long as few others are asked for.
+    """
+    key = (str(folder), name, stat) if isinstance(folder, Path) else None
+    if key and (known := _SIZES.get(key)):
+        return known
     try:
-        return header_size(path)
+        size = header_size(folder / name)
     except (Refused, OSError):
         return None
+    if key:
+        if len(_SIZES) >= _MOST_SIZES:
+            _SIZES.clear()
+        _SIZES[key] = size
+    return size
 
 
 def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
