@@ -9,7 +9,7 @@ def use_free_encoders() -> None:
 
 
 def _free_encoder(_spec):
-    # Not imported by commands that encode nothing: NumPy would be a third of their time.
+    # Not imported by commands that encode nothing: NumPy would be a quarter of their time.
     from benchmarks.common.free_encoder import FreeEncoder
 
     return FreeEncoder

@@ -374,8 +374,6 @@ class _Folder:
         self._problems: list[Problem] = []
         # By suffix, of which there are few: what it is as the extension of a caption.
         self._caption_extensions: dict[str, CaptionExtension | None] = {}
-        # The last stem that can be an id: that of an image is mostly that of its caption, which is the next entry.
-        self._good_stem: str | None = None
 
     def add(self, entry: Entry) -> None:
         name = entry.path[self._start :]
@@ -409,11 +407,7 @@ class _Folder:
 
     def _bad_stem(self, stem: str) -> str | None:
         """Return why a file with this stem cannot have an id here."""
-        if stem == self._good_stem:
-            return None
-        problem = self._problem or stem_problem(stem, self.prefix)
-        self._good_stem = stem if problem is None else None
-        return problem
+        return self._problem or stem_problem(stem, self.prefix)
 
     def _add_metadata(self, entry: Entry) -> None:
         if problem := path_problem(entry.path):
@@ -463,7 +457,7 @@ class _Folder:
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
         sources = {}
         for stem, files in self._images.items():
-            image_id = image_id_of(files[0].path) if self.prefix else stem
+            image_id = image_id_of(files[0].path)
             paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
             if len(paths) > 1:
                 for file in files:

@@ -6,6 +6,7 @@ caption added later) is completed here, so that the result does not depend on th
 Spec: docs/spec/stage2.md#record-fields
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,28 +101,21 @@ def inspect_image(
     return row, pixels
 
 
-# Sizes by folder, file name and signature: the forecast of a command, that of each of its ranges, and the decoder ask for them.
-_SIZES: dict[tuple[str, str, FileSignature], tuple[int, int]] = {}
-_MOST_SIZES = 1 << 16
-
-
 def size_or_none(folder: SourceFolder, name: str, stat: FileSignature) -> tuple[int, int] | None:
     """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports.
 
     In a folder on a disk, it is read once in this process for each signature, as long as few others are asked for.
     """
-    key = (str(folder), name, stat) if isinstance(folder, Path) else None
-    if key and (known := _SIZES.get(key)):
-        return known
     try:
-        size = header_size(folder / name)
+        return _size_as_listed(folder, name, stat) if isinstance(folder, Path) else header_size(folder / name)
     except (Refused, OSError):
         return None
-    if key:
-        if len(_SIZES) >= _MOST_SIZES:
-            _SIZES.clear()
-        _SIZES[key] = size
-    return size
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _size_as_listed(folder: Path, name: str, _: FileSignature) -> tuple[int, int]:
+    # The forecast of a command, that of each of its ranges, and the decoder ask for it.
+    return header_size(folder / name)
 
 
 def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:

@@ -146,7 +146,7 @@ def _index(jsonl: Path, take: Callable[[Recorded, Path], None]) -> Recorded:
 
 
 def _take_all(found: Recorded, path: Path) -> None:
-    """Add all lines of a file. Records that are certainly valid, with one caption, take a third of the time of others."""
+    """Add all lines of a file. Records that are certainly valid, with one caption, take half of the time of others."""
     masks = usual_masks()
     for span, record in read_typed_spans(path, DECODER):
         if isinstance(record, bytes):

@@ -41,9 +41,7 @@ class Table(Generic[R]):
     def values(self, rows: Iterable[R]) -> Iterator[tuple[Any, ...]]:
         """Yield the stored values of each row, in the order of the columns."""
         values = map(msgspec.structs.astuple, rows)
-        for n, encode in self._encoders.items():
-            values = map(_replaced(n, encode), values)
-        return values
+        return (tuple(_converted(each, self._encoders)) for each in values) if self._encoders else values
 
     def rows(self, values: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Yield a typed row for each tuple of `columns`."""
@@ -54,11 +52,6 @@ class Table(Generic[R]):
     def row(self, values: tuple[Any, ...]) -> R:
         """Return the typed row of one tuple of `columns`."""
         return self._row(*(_converted(values, self._decoders) if self._decoders else values))
-
-
-def _replaced(n: int, encode: Callable[[Any], Any]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that encodes the value of one column."""
-    return lambda values: (*values[:n], encode(values[n]), *values[n + 1 :])
 
 
 def _converted(values: tuple[Any, ...], codecs: Mapping[int, Callable[[Any], Any]]) -> list[Any]:
