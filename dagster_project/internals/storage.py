@@ -37,6 +37,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from dagster_project.internals.batched_events import BatchedEventLog, SqlEventLogStorageTable, last_of_each_asset
 from imagemill.fs.atomic import write_new
+from imagemill.store.ledger.table import in_statements
 from resources.dagster_internals.events import interrupts_held
 from resources.dagster_internals.missing import report_missing
 
@@ -197,15 +198,16 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     def _insert(self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> range:
         """Insert rows by the driver, which takes a fifth of SQLAlchemy's time; return their ids.
 
-        The first row takes SQLite's write lock, so no other writer's ids lie among them.
+        The first statement takes SQLite's write lock, so no other writer's ids lie among them.
         """
         columns = list(rows[0])
-        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-        values = [tuple(map(_stored, row.values())) for row in rows]
-        first = connection.exec_driver_sql(statement, values[0]).lastrowid
-        if len(values) > 1:
-            connection.exec_driver_sql(statement, values[1:])
-        return range(first, first + len(values))
+        insert = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        values = (map(_stored, row.values()) for row in rows)
+        last = [
+            connection.exec_driver_sql(statement, tuple(given)).lastrowid
+            for statement, given in in_statements(insert, values)
+        ][-1]
+        return range(last - len(rows) + 1, last + 1)
 
     def _stamp_columns(self, table: Table) -> Sequence[ColumnElement[Any]]:
         """Return newest id, its key, and the count.

@@ -38,6 +38,9 @@ _LONGEST_HEADER = 1 << 16
 # Of a preview model's file, whose header is written by `npy_header`.
 _LONGEST_PREVIEW_HEADER = 1024
 
+# A smaller file is on disk within the time of one more system call, so it is written back when it is flushed.
+_WRITTEN_BACK_BYTES = 64 * 1024
+
 # ---- writing
 
 
@@ -102,7 +105,8 @@ def _stage(folder: Path, header: bytes, values: memoryview) -> Path:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _write_all(handle, header, values)
-        begin_writing_back(handle)
+        if len(values) >= _WRITTEN_BACK_BYTES:
+            begin_writing_back(handle)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from imagemill.fs.mounts import file_system_type
+
 # With fewer files, flushing each costs less than checking whether all may be flushed together.
 TOGETHER_FROM = 16
 
@@ -69,15 +71,23 @@ def _flush_one(path: Path) -> OSError | None:
 
 
 def _may_flush_together(paths: Sequence[Path]) -> bool:
-    """Return whether these files are on a local disk, and little other data waits to be written."""
+    """Return whether these files are in memory, or on a local disk where little other data waits to be written."""
     try:
-        # File systems without a device have the number 0.
-        if not os.major(os.stat(paths[0]).st_dev) or not _reports_errors():
+        device = os.stat(paths[0]).st_dev
+        in_memory = _is_in_memory(device, paths[0].parent)
+        # Other file systems without a device have the number 0 as well.
+        if not (in_memory or os.major(device)) or not _reports_errors():
             return False
         size = sum(os.stat(path).st_size for path in paths)
     except OSError:  # a file is missing: flushing each one reports which
         return False
-    return _waiting_bytes() <= size + OTHERS_BYTES
+    return in_memory or _waiting_bytes() <= size + OTHERS_BYTES
+
+
+@functools.lru_cache(maxsize=64)
+def _is_in_memory(_device: int, folder: Path) -> bool:
+    """Return whether a folder is on a file system that has no disk: flushing it costs nothing, and burdens nobody."""
+    return file_system_type(folder) in {"tmpfs", "ramfs"}
 
 
 def _waiting_bytes() -> int:

@@ -53,9 +53,12 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class _Held(msgspec.Struct):
+    """A lock file of this process. `number`: device and inode of the locked file, which is open until it is released."""
+
     owner: Owner
     handle: int
     path: Path
+    number: tuple[int, int]
 
 
 _held: OrderedDict[Path, _Held] = OrderedDict()
@@ -152,9 +155,10 @@ def _owner(folder: Path) -> _Held:
 def _is_ours(held: _Held) -> bool:
     """Return whether the lock file still has its name. A copy of the folder contains a file of that name, without the lock."""
     try:
-        return os.path.samestat(held.path.stat(), os.fstat(held.handle))
+        found = os.stat(held.path)
     except OSError:
         return False
+    return (found.st_dev, found.st_ino) == held.number
 
 
 def _take(folder: Path) -> _Held:
@@ -176,12 +180,13 @@ def _take(folder: Path) -> _Held:
         _lock(handle)
         owner = Owner(name, socket.gethostname(), os.getpid(), boot_id(), pid_namespace())
         os.write(handle, json.dumps(msgspec.to_builtins(owner)).encode())
+        stat = os.fstat(handle)
         os.rename(new, path)
     except BaseException:
         os.close(handle)
         new.unlink(missing_ok=True)
         raise
-    return _Held(owner, handle, path)
+    return _Held(owner, handle, path, (stat.st_dev, stat.st_ino))
 
 
 def _known_folder(folder: Path) -> str:

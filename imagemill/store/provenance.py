@@ -4,6 +4,7 @@ An identity is a setting of the ledger (`identity.<kind>`), recorded when the fi
 identity from a model folder belongs in encoders/loading.py.
 """
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ In schemes 1 and 2, `weights_sha256` contains the sha256 of each weight file, by
 _FILES_SCHEME = 2
 
 
-class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The facts that determine an encoder's output bytes, and the origin of the model.
 
     The same weights from a mirror are the same model, so id, path, revision, device and threads are not part of `key`.
@@ -62,7 +63,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None = None
     files_sha256: dict[str, str] | None = None
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """16 hex digits; equal keys mean interchangeable files."""
         return hashlib.sha256(msgspec.json.encode(self.facts, order="sorted")).hexdigest()[:16]

@@ -168,7 +168,7 @@ class Captions(Stamped):
         known = self.recorded_captions()
         with self.transaction():
             gone = [image_id for image_id in known if image_id not in fingerprints]
-            self._change_each("DELETE FROM recorded_captions WHERE image_id = ?", ((image_id,) for image_id in gone))
+            self._delete("recorded_captions", gone)
             changed = (item for item in fingerprints.items() if known.get(item[0]) != item[1])
             self._insert(RECORDED_CAPTIONS, (RecordedCaption(*item) for item in changed))
 

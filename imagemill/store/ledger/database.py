@@ -16,7 +16,7 @@ import msgspec
 from imagemill.errors import ImagemillError, disk_full_reported
 from imagemill.fs.mounts import refuse_network_folder
 from imagemill.store.ledger.schema import VERSION, migrate, state_of_files
-from imagemill.store.ledger.table import Table
+from imagemill.store.ledger.table import Table, in_statements
 
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 
@@ -162,8 +162,21 @@ class Database:
             self._changes[_TABLE_OF(sql)[1]] += rows  # type: ignore[index]
         return rows
 
+    def _insert_each(self, insert: str, rows: Iterable[Sequence[Any]]) -> int:
+        """Insert rows by a statement with one `VALUES (?, …)`, in a transaction; return the number of changed rows."""
+        with self.transaction(), self._errors():
+            changed = sum(self._db.execute(*part).rowcount for part in in_statements(insert, rows))
+            return self._counted(insert, changed)
+
     def _insert(self, table: Table[R], rows: Iterable[R]) -> None:
-        self._change_each(table.insert, table.values(rows))
+        self._insert_each(table.insert, table.values(rows))
+
+    def _delete(
+        self, table: str, ids: Iterable[str], where: str = "1", given: Sequence[Any] = (), *, key: str = "image_id"
+    ) -> int:
+        """Delete the rows of these ids; return their number."""
+        statement = f"DELETE FROM {table} WHERE {where} AND {key} IN (SELECT value FROM json_each(?))"
+        return self._change(statement, (*given, json_of(list(ids))))
 
     def _select(
         self,
@@ -177,8 +190,13 @@ class Database:
         if ids is not None:
             # json_each takes any number of ids in one parameter; IN (?, ?, …) has a limit.
             where = f"{where} AND {key} IN (SELECT value FROM json_each(?))"
-            given = (*given, msgspec.json.encode(ids).decode())
+            given = (*given, json_of(ids))
         return table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
+
+
+def json_of(values: Sequence[Any]) -> str:
+    """Return values as the parameter of SQLite's `json_each`."""
+    return msgspec.json.encode(values).decode()
 
 
 @contextmanager

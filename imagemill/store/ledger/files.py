@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.store.ledger.database import json_of
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
@@ -95,10 +96,14 @@ class Files(Stamped):
 
     def forget_superseded(self, rows: Iterable[FileRow]) -> None:
         """Delete the rows of files that these have replaced on disk. Call it after the rename."""
-        self._change_each(
-            "DELETE FROM files WHERE kind = ? AND image_id = ? AND signature != ?",
-            ((row.kind, row.image_id, row.stat) for row in rows),
-        )
+        by_kind: dict[str, list[tuple[str, FileSignature]]] = {}
+        for row in rows:
+            by_kind.setdefault(row.kind, []).append((row.image_id, row.stat))
+        for kind, current in by_kind.items():
+            # Compared as pairs: two images may be links to one file, which has one signature.
+            pairs = "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?)"
+            where, given = f"kind = ? AND (image_id, signature) NOT IN ({pairs})", (kind, json_of(current))
+            self._delete("files", (image_id for image_id, _ in current), where, given)
 
     def forget_files(self, kind: str) -> None:
         """Delete every row of a kind."""

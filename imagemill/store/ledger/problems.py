@@ -55,11 +55,11 @@ class Problems(Database):
         now = datetime.now(UTC).isoformat(timespec="seconds")
         last = {(row.item, row.asset): row for row in rows}.values()
         timed = (row if row.at else msgspec.structs.replace(row, at=now) for row in last)
-        self._change_each(_UPSERT, PROBLEMS.values(timed))
+        self._insert_each(_UPSERT, PROBLEMS.values(timed))
 
     def clear_problems(self, asset: str, items: Iterable[str]) -> None:
         """Delete an asset's problems of these items."""
-        self._change_each("DELETE FROM problems WHERE item = ? AND asset = ?", ((item, asset) for item in items))
+        self._delete("problems", items, "asset = ?", (asset,), key="item")
 
     def replace_problems(
         self, asset: str, rows: Iterable[Problem], among: Callable[[Problem], bool] = lambda problem: True

@@ -82,7 +82,7 @@ class Recent(Database):
         if known == set(ids):
             return
         with self.transaction():
-            self._change_each("DELETE FROM gone WHERE image_id = ?", ((each,) for each in known.difference(ids)))
+            self._delete("gone", known.difference(ids))
             self._insert(GONE, (GoneImage(each, now) for each in ids if each not in known))
 
     def forget_solved(self) -> None:

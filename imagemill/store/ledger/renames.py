@@ -70,7 +70,7 @@ class Renames(Database):
         """
         now = datetime.now(UTC).isoformat(timespec="microseconds")
         with self.transaction():
-            self._change_each("DELETE FROM arrivals WHERE image_id = ? AND at = ''", ((each,) for each in compared))
+            self._delete("arrivals", compared, "at = ''")
             self._insert(ARRIVALS, (Arrival(each, now) for each in equal))
 
     def renames(self, state: str | None = None) -> list[Rename]:
@@ -104,15 +104,15 @@ class Renames(Database):
                 ((each.former, each.image_id) for each in taken),
             )
             for table in _ENDED:
-                self._change_each(f"DELETE FROM {table.name} WHERE image_id = ?", ((former,) for former in new))
-            self._change_each("DELETE FROM problems WHERE item = ?", ((former,) for former in new))
-            self._change_each("DELETE FROM changes WHERE item = ?", ((former,) for former in new))
-            self._change_each("DELETE FROM arrivals WHERE image_id = ?", ((image_id,) for image_id in new.values()))
+                self._delete(table.name, new)
+            self._delete("problems", new, key="item")
+            self._delete("changes", new, key="item")
+            self._delete("arrivals", new.values())
             self._change_each(
                 "UPDATE renames SET image_id = ? WHERE image_id = ?", ((now_id, old) for old, now_id in new.items())
             )
             self._insert(RENAMES, (Rename(former, image_id, now) for former, image_id in new.items()))
-            self._change_each("DELETE FROM renames WHERE former = ?", ((image_id,) for image_id in new.values()))
+            self._delete("renames", new.values(), key="former")
 
     def advance_renames(self, former: Collection[str], state: str) -> None:
         """Change the state of renames."""
@@ -120,7 +120,7 @@ class Renames(Database):
 
     def forget_renames(self, former: Iterable[str]) -> None:
         """Delete renames whose records are written, because there is an image with the former id again."""
-        self._change_each("DELETE FROM renames WHERE former = ? AND state != ?", ((each, ACCEPTED) for each in former))
+        self._delete("renames", former, "state != ?", (ACCEPTED,), key="former")
 
     def copy_masks(self, donors: Mapping[str, str]) -> None:
         """Give captions the mask of another image's equal caption.

@@ -125,7 +125,7 @@ class Sources(Stamped):
 
     def forget_sources(self, ids: Iterable[str]) -> None:
         """Delete the rows of these images, which are then opened again."""
-        self._change_each("DELETE FROM sources WHERE image_id = ?", ((image_id,) for image_id in ids))
+        self._delete("sources", ids)
 
     def record_sources(self, rows: Iterable[SourceRow], *, seen: bool = True) -> None:
         """Insert or replace rows of images. Those that had none are also recorded as arrivals.

@@ -7,7 +7,7 @@ imagemill did not make. A row that is recorded again with the same content keeps
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -67,8 +67,10 @@ class Stamped(Database):
         assert row
         return int(row[0])
 
-    def _record_stamped(self, statement: str, rows: Iterable[tuple[Any, ...]], *, known: bool = True) -> None:
-        """Execute `stamped` for rows of values. `known`: whether they change now; if not, their time is unknown."""
+    def _record_stamped(
+        self, insert: "StampedInsert", rows: Iterable[tuple[Any, ...]], *, known: bool = True
+    ) -> None:
+        """Insert rows of values. `known`: whether they change now; if not, their time is unknown."""
         given = list(rows)
         if not given:
             return
@@ -76,11 +78,24 @@ class Stamped(Database):
             if known and self._run is None:
                 self._run = None, self._new_run(None)
             stamp = (int(time.time()), self._run[1]) if known and self._run else (None, None)
-            self._change_each(statement, ((*values, *stamp) for values in given))
+            stamps = (*stamp, stamp[0]) if insert.added else stamp
+            self._insert_each(insert.statement, ((*values, *stamps) for values in given))
 
 
-def stamped(table: Table[R], key: str, same: str, *, added: bool = False) -> str:
-    """Return the statement that inserts a row of a stamped table, or replaces it.
+class StampedInsert(NamedTuple):
+    """A statement that inserts a row of a stamped table, or replaces it.
+
+    Attributes:
+        statement: takes the row's values, then time and run.
+        added: whether it takes the time once more, for the column `added_at`.
+    """
+
+    statement: str
+    added: bool
+
+
+def stamped(table: Table[R], key: str, same: str, *, added: bool = False) -> StampedInsert:
+    """Return the statement for a stamped table.
 
     Args:
         table: the table, whose row type lacks the two columns.
@@ -92,10 +107,9 @@ def stamped(table: Table[R], key: str, same: str, *, added: bool = False) -> str
     names = [name for name in table.names if name not in keys]
     replaced = [f"{name} = excluded.{name}" for name in names]
     kept = [f"{n} = CASE WHEN {same} THEN {table.name}.{n} ELSE excluded.{n} END" for n in ("changed_at", "run_id")]
-    count = len(table.names)
-    values = [f"?{n + 1}" for n in range(count + 2)] + ([f"?{count + 1}"] if added else [])
-    return (
-        f"INSERT INTO {table.name} ({table.columns}, changed_at, run_id{', added_at' if added else ''})"
-        f" VALUES ({', '.join(values)})"
-        f" ON CONFLICT ({key}) DO UPDATE SET {', '.join((*replaced, *kept))}"
+    columns = [*table.names, "changed_at", "run_id", *(["added_at"] if added else [])]
+    return StampedInsert(
+        f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        f" ON CONFLICT ({key}) DO UPDATE SET {', '.join((*replaced, *kept))}",
+        added,
     )

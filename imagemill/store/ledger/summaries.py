@@ -57,7 +57,7 @@ class Summaries(Database):
 
     def record_summaries(self, rows: Iterable[FinishedSummary]) -> int:
         """Record rows that are new, or newer than the recorded ones; return their number."""
-        return self._change_each(SUMMARIES.insert + _KEEP_NEWER, SUMMARIES.values(rows))
+        return self._insert_each(SUMMARIES.insert + _KEEP_NEWER, SUMMARIES.values(rows))
 
     def thin_summaries(self, mission: str, per_image: int) -> None:
         """Keep the newest `per_image` summaries of each image.

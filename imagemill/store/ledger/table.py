@@ -1,7 +1,7 @@
 """Typed rows: a table's columns are the fields of a msgspec struct, in the same order."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -52,6 +52,28 @@ class Table(Generic[R]):
     def row(self, values: tuple[Any, ...]) -> R:
         """Return the typed row of one tuple of `columns`."""
         return self._row(*(_converted(values, self._decoders) if self._decoders else values))
+
+
+# Most values of one statement: any SQLite takes as many, and more gain little.
+_VALUES_PER_STATEMENT = 999
+
+
+def in_statements(insert: str, rows: Iterable[Iterable[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield statements that insert many rows each, with their values.
+
+    Between two statements, `executemany` lets other threads run four times per row: beside busy threads, that takes longer than
+    the insert.
+
+    Args:
+        insert: a statement for one row, with one `VALUES (?, …)`.
+        rows: the values of each row.
+    """
+    before, _, rest = insert.partition("VALUES ")
+    one, end, after = rest.partition(")")
+    most, remaining = _VALUES_PER_STATEMENT // one.count("?"), iter(rows)
+    while part := list(itertools.islice(remaining, most)):
+        values = ", ".join([one + end] * len(part))
+        yield f"{before}VALUES {values}{after}", list(itertools.chain.from_iterable(part))
 
 
 def _converted(values: tuple[Any, ...], codecs: Mapping[int, Callable[[Any], Any]]) -> list[Any]:

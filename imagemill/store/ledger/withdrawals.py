@@ -40,7 +40,7 @@ class Withdrawals(Database):
 
     def restore(self, ids: Iterable[str]) -> None:
         """Delete the withdrawals of these images."""
-        self._change_each("DELETE FROM withdrawn WHERE image_id = ?", ((image_id,) for image_id in ids))
+        self._delete("withdrawn", ids)
 
     def marks(self) -> dict[str, str]:
         """Return the marked images with the time of their mark."""
@@ -49,11 +49,11 @@ class Withdrawals(Database):
     def mark(self, ids: Iterable[str]) -> None:
         """Mark these images; one that is marked keeps its time."""
         now = _now()
-        self._change_each("INSERT OR IGNORE INTO marks VALUES (?, ?)", ((image_id, now) for image_id in ids))
+        self._insert_each("INSERT OR IGNORE INTO marks VALUES (?, ?)", ((image_id, now) for image_id in ids))
 
     def unmark(self, ids: Iterable[str]) -> None:
         """Remove the marks of these images."""
-        self._change_each("DELETE FROM marks WHERE image_id = ?", ((image_id,) for image_id in ids))
+        self._delete("marks", ids)
 
 
 def _now() -> str:
