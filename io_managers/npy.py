@@ -119,7 +119,9 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     refreshed = True
                 count_rows(counts, batch)
                 used = _metadata_of_model(connection, spec.kind)
-                sources = connection.sources([row.image_id for row in batch if row.file])
+                sources = {row.image_id: row.source for row in batch if row.source}
+                unread = [row.image_id for row in batch if row.file and not row.source]
+                sources |= connection.sources(unread) if unread else {}
                 for row in batch:
                     if row.file:
                         _report(events, row.file, used, sources)

@@ -12,6 +12,7 @@ import dagster_project.work
 from benchmarks.common.encoders import use_free_encoders
 from dagster_project.cli.main import main
 from dagster_project.internals.runs import run_here
+from imagemill.processes import run_process
 
 
 def run_on_defaults() -> None:
@@ -29,4 +30,4 @@ def run_on_defaults() -> None:
 
 if __name__ == "__main__":
     use_free_encoders()
-    run_on_defaults()
+    run_process(run_on_defaults)

@@ -22,6 +22,7 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
 from dagster._utils.env import environ
+from sqlalchemy.exc import DBAPIError
 
 from assets.partitions import GPU_POOL
 from dagster_project.history_errors import config_unusable, history_errors
@@ -148,7 +149,11 @@ def _limit_pool(instance: DagsterInstance) -> None:
     log = instance.event_log_storage
     by_run = instance.get_concurrency_config().pool_config.pool_granularity is PoolGranularity.RUN
     if by_run and log.supports_global_concurrency_limits and GPU_POOL not in log.get_concurrency_keys():
-        log.set_concurrency_slots(GPU_POOL, 1)
+        try:
+            log.set_concurrency_slots(GPU_POOL, 1)
+        except DBAPIError:  # Dagster looks for the limit before it inserts it, and another command may do so in between
+            if GPU_POOL not in log.get_concurrency_keys():
+                log.set_concurrency_slots(GPU_POOL, 1)
 
 
 @contextmanager

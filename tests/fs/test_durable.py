@@ -29,6 +29,8 @@ def flushed(monkeypatch):
 @pytest.fixture
 def quiet_disk(monkeypatch):
     """A local disk without unwritten data of other programs."""
+    durable._is_in_memory.cache_clear()
+    monkeypatch.setattr(durable, "file_system_type", lambda folder: "ext4")
     monkeypatch.setattr(durable.os, "major", lambda device: 8)
     monkeypatch.setattr(durable, "_reports_errors", lambda: True)
     monkeypatch.setattr(durable, "_waiting_bytes", lambda: 0)
@@ -55,11 +57,22 @@ def test_many_files_of_a_quiet_disk_are_flushed_together(files, flushed, quiet_d
 def test_each_file_is_flushed_where_together_is_not_sure_or_not_fair(
     files, flushed, quiet_disk, monkeypatch, name, value
 ):
-    """Cases: another program's gigabytes, an old kernel, an error, a network or memory file system."""
+    """Cases: another program's gigabytes, an old kernel, an error, a network file system."""
     monkeypatch.setattr(f"imagemill.fs.durable.{name}", value)
 
     assert flush_files(files) == {}
     assert set(flushed) == inodes(files)
+
+
+def test_files_in_memory_are_flushed_together_whatever_waits_for_disks(
+    files, flushed, quiet_disk, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(durable, "file_system_type", lambda folder: "tmpfs")
+    monkeypatch.setattr(durable.os, "major", lambda device: 0)
+    monkeypatch.setattr(durable, "_waiting_bytes", lambda: 1 << 40)
+
+    assert flush_files(files) == {}
+    assert flushed == [tmp_path]
 
 
 def test_few_files_are_flushed_one_by_one(files, flushed, quiet_disk):

@@ -9,10 +9,13 @@ import sys
 import textwrap
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger.table import in_statements
 
 OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
 
@@ -73,6 +76,37 @@ def test_new_file_is_known_beside_the_old_until_it_has_its_name(ledger):
 
     ledger.forget_superseded([file_row(NEW, "new")])
     assert ledger.files("dinov3_npy") == {("a", NEW): file_row(NEW, "new")}
+
+
+def test_earlier_row_of_a_replaced_link_is_forgotten_although_the_linked_file_stays(ledger):
+    """Links to one file have one signature, so a row is superseded by image and signature together."""
+    linked = [file_row(OLD, image_id="a"), file_row(OLD, image_id="b")]
+    made = [file_row(NEW, image_id="a"), *linked[1:]]
+    ledger.record_files(linked)
+    ledger.record_files(made)
+
+    ledger.forget_superseded(made)
+    assert ledger.files("dinov3_npy") == {("a", NEW): made[0], ("b", OLD): made[1]}
+
+
+@given(st.lists(st.tuples(st.integers(), st.none() | st.text()), max_size=1500))
+@settings(max_examples=50, deadline=None)
+def test_many_rows_of_a_statement_are_inserted_as_one_by_one(rows):
+    """Each row after the other, so of two with one key the condition compares the second with the first."""
+    insert = "INSERT INTO t (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v WHERE v IS NOT excluded.v"
+    rows = [(k % 50, v) for k, v in rows]
+    found = []
+    for together in (False, True):
+        with contextlib.closing(sqlite3.connect(":memory:")) as db:
+            db.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v)")
+            if together:
+                statements = list(in_statements(insert, rows))
+                assert len(statements) == -(-len(rows) // (999 // 2))
+                changed = sum(db.execute(*statement).rowcount for statement in statements)
+            else:
+                changed = sum(db.execute(insert, row).rowcount for row in rows)
+            found.append((changed, db.execute("SELECT * FROM t").fetchall()))
+    assert found[0] == found[1]
 
 
 def test_mask_of_an_earlier_caption_is_not_recorded(ledger):

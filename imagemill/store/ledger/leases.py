@@ -10,7 +10,7 @@ import msgspec
 
 from imagemill.errors import ImagemillError
 from imagemill.fs.owners import Owner, is_dead_in, use
-from imagemill.store.ledger.database import IN_MEMORY, Database
+from imagemill.store.ledger.database import IN_MEMORY, Database, json_of
 from imagemill.store.ledger.table import Table
 
 # Leased like a partition: the whole asset. No image id begins with a slash.
@@ -75,11 +75,13 @@ class Leases(Database):
 
     def check_lease(self, asset: str, items: Collection[str], run_id: str) -> None:
         """Raise LeaseLost unless this process holds all of these partitions. Call it in the publishing transaction."""
-        rows = {lease.item: lease for lease in self._select(LEASES, [*items], "asset = ?", (asset,), key="item")}
-        mine = (self._owner().name, run_id)
-        lost = [item for item in items if item not in rows or (rows[item].owner, rows[item].run_id) != mine]
+        lost = self._one(
+            "SELECT value FROM json_each(?) WHERE NOT EXISTS"
+            " (SELECT 1 FROM leases WHERE asset = ? AND item = value AND owner = ? AND run_id = ?)",
+            (json_of([*items]), asset, self._owner().name, run_id),
+        )
         if lost:
-            holder = rows.get(lost[0])
+            holder = next(self._select(LEASES, lost, "asset = ?", (asset,), key="item"), None)
             raise LeaseLost(
                 f"{asset}: {f'run {holder.holder}' if holder else 'another run'} has taken over {lost[0]}",
                 where=self.path,

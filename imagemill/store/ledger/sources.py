@@ -6,6 +6,7 @@ import msgspec
 
 from imagemill.domain.inputs import IGNORE, UNCHANGED, ColorSetting, converts
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.store.ledger.database import json_of
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
@@ -56,10 +57,6 @@ class SourceRow(msgspec.Struct, frozen=True, gc=False):
         return f"{self.fingerprint}+{color}:{self.color}" if self.converts else None
 
 
-class _SourceId(msgspec.Struct, frozen=True):
-    image_id: str
-
-
 class Arrival(msgspec.Struct, frozen=True):
     """An image that may have been renamed. `at`: when it was compared with other images, UTC, ISO 8601; empty before that."""
 
@@ -69,7 +66,6 @@ class Arrival(msgspec.Struct, frozen=True):
 
 SOURCES = Table("sources", SourceRow)
 ARRIVALS = Table("arrivals", Arrival)
-_IDS = Table("sources", _SourceId)
 _RECORD = stamped(SOURCES, "image_id", "sources.fingerprint = excluded.fingerprint", added=True)
 
 
@@ -134,6 +130,9 @@ class Sources(Stamped):
         """
         given = list(rows)
         with self.transaction():
-            known = {row.image_id for row in self._select(_IDS, [row.image_id for row in given])} if given else set()
-            self._insert(ARRIVALS, (Arrival(row.image_id) for row in given if row.image_id not in known))
+            self._change(
+                "INSERT OR REPLACE INTO arrivals (image_id, at) SELECT value, '' FROM json_each(?)"
+                " WHERE NOT EXISTS (SELECT 1 FROM sources WHERE image_id = value)",
+                (json_of([row.image_id for row in given]),),
+            )
             self._record_stamped(_RECORD, SOURCES.values(given), known=seen)

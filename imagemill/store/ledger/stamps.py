@@ -67,9 +67,7 @@ class Stamped(Database):
         assert row
         return int(row[0])
 
-    def _record_stamped(
-        self, insert: "StampedInsert", rows: Iterable[tuple[Any, ...]], *, known: bool = True
-    ) -> None:
+    def _record_stamped(self, insert: "StampedInsert", rows: Iterable[tuple[Any, ...]], *, known: bool = True) -> None:
         """Insert rows of values. `known`: whether they change now; if not, their time is unknown."""
         given = list(rows)
         if not given:

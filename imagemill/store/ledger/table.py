@@ -1,7 +1,7 @@
 """Typed rows: a table's columns are the fields of a msgspec struct, in the same order."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec

@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import dagster as dg
+import pytest
 import yaml
 from dagster._core.instance.config import PoolGranularity
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from assets.partitions import GPU_POOL
 from dagster_project.internals.coordinator import DeferCoordinator
@@ -134,6 +136,34 @@ def test_one_run_at_a_time_loads_models_unless_the_user_sets_another_limit(data_
 
     with open_instance(data_root) as instance:
         assert pools(instance) == {GPU_POOL: 3}
+
+
+@pytest.mark.parametrize("lost", [IntegrityError, OperationalError])
+def test_another_command_may_set_the_limit_at_the_same_moment(data_root, monkeypatch, lost):
+    """Dagster looks for the limit before it inserts it: the insert then fails, or SQLite refuses the transaction."""
+    stock = BatchSqliteEventLogStorage.set_concurrency_slots
+
+    def second(log, key, number):
+        stock(log, key, number)
+        raise lost("INSERT", None, Exception("UNIQUE constraint failed"))
+
+    monkeypatch.setattr(BatchSqliteEventLogStorage, "set_concurrency_slots", second)
+    with open_instance(data_root) as instance:
+        assert pools(instance) == {GPU_POOL: 1}
+
+
+def test_limit_that_cannot_be_set_for_another_reason_is_set_once_more(data_root, monkeypatch):
+    stock, tried = BatchSqliteEventLogStorage.set_concurrency_slots, []
+
+    def busy_once(log, key, number):
+        tried.append(key)
+        if len(tried) == 1:
+            raise OperationalError("INSERT", None, Exception("database is locked"))
+        stock(log, key, number)
+
+    monkeypatch.setattr(BatchSqliteEventLogStorage, "set_concurrency_slots", busy_once)
+    with open_instance(data_root) as instance:
+        assert pools(instance) == {GPU_POOL: 1}
 
 
 def test_home_that_limits_pools_by_step_gets_no_limit(data_root):

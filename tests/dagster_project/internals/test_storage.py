@@ -30,6 +30,7 @@ from dagster_project.internals.instance import open_instance
 from dagster_project.internals.storage import BatchSqliteEventLogStorage
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run
+from resources.dagster_internals.tags import DATA_VERSION_TAG
 
 # ---- the same tables
 
@@ -160,6 +161,21 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 
         assert log.get_materialized_partitions(dg.AssetKey("a")) == set(KEYS)
         assert log.get_dynamic_partitions("images") == KEYS
+
+
+def test_tags_of_a_large_batch_belong_to_its_events(data_root):
+    """A batch that needs several statements: the ids of its rows follow each other."""
+    keys = [f"image{number:04d}" for number in range(400)]
+    with open_instance(data_root) as instance:
+        report_without_run(
+            instance,
+            [dg.AssetMaterialization("a", partition=key, tags={DATA_VERSION_TAG: key.upper()}) for key in keys],
+        )
+    with sqlite3.connect(data_root.dagster_home / "history" / "runs" / "index.db") as index:
+        query = (
+            "select l.partition, t.value from event_logs l join asset_event_tags t on t.event_id = l.id order by l.id"
+        )
+        assert index.execute(query).fetchall() == [(key, key.upper()) for key in keys]
 
 
 # ---- connections
