@@ -86,7 +86,7 @@ def _may_flush_together(paths: Sequence[Path]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _is_in_memory(_device: int, folder: Path) -> bool:
-    """Return whether a folder is on a file system that has no disk: flushing it costs nothing, and burdens nobody."""
+    """Return whether a folder is on a file system that has no disk: flushing it costs nothing."""
     return file_system_type(folder) in {"tmpfs", "ramfs"}
 
 
