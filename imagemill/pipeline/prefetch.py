@@ -21,9 +21,10 @@ _NOTHING.set_result([])
 _ITEMS_PER_TASK = 8
 _BUDGET_PER_TASK = 1 / 64
 
-# Work that takes less CPU time per item gains nothing from a second thread, unless it also waits: the header of a photo in
-# memory takes 0.05 ms, and passing it to a thread 0.03. It is decided again after so many items.
-_LIGHT_SECONDS = 0.000_5
+# Work that takes less CPU time per item, and waits less, gains nothing from a second thread: the header of a photo in memory
+# takes 0.05 ms, and passing it to a thread 0.03. It is decided again after so many items.
+_LIGHT_CPU_SECONDS = 0.000_5
+_LIGHT_WAIT_SECONDS = 0.000_1
 _TRIED_AT_ONCE = 64
 
 
@@ -38,16 +39,16 @@ class _Task(NamedTuple, Generic[R]):
 def map_on(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield `work(item)` of each item, in order: `pool.map` for items that may take little time each.
 
-    The caller's thread does the work until it takes longer than passing it to other threads, as where a disk must be waited for.
+    The caller's thread does the work until other threads would be faster, as where a disk must be waited for.
     From then on, the pool does it, and all items are taken at once.
     """
     remaining = iter(items)
     while part := list(islice(remaining, _TRIED_AT_ONCE)):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         made = [work(item) for item in part]
-        light = time.perf_counter() - began < _LIGHT_SECONDS * len(part)
+        seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu_began
         yield from made
-        if not light:
+        if cpu >= _LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part):
             break
     parts = iter(lambda: list(islice(remaining, _ITEMS_PER_TASK)), [])
     yield from chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))

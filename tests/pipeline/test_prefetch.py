@@ -186,12 +186,19 @@ def test_items_mapped_on_a_pool_keep_their_order(items):
         assert list(map_on(pool, lambda item: item + 1, items)) == [item + 1 for item in items]
 
 
-def test_light_work_stays_on_the_thread_of_the_caller_until_it_takes_long():
+def compute():
+    end = time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("take_long", [lambda: time.sleep(0.1), compute], ids=["waits", "computes"])
+def test_light_work_stays_on_the_thread_of_the_caller_until_it_takes_long(take_long):
     seen = []
 
     def work(item):
         if item == 200:
-            time.sleep(0.5)  # the part with this item is the last of the caller's thread
+            take_long()  # the part with this item is the last of the caller's thread
         seen.append((item, threading.current_thread()))
         return item
 
