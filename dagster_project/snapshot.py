@@ -93,7 +93,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         status: counts and problems.
         inputs: `total` and `refused` of the last merge of the records.
         checks: name → whether the check passed; `warnings`: those that warned.
-        settled: fingerprint of all that a run reads, if a run would change nothing; else blank.
+        settled: `_digest` of all that a run reads, if a run would change nothing; else blank.
         written_at: seconds since the epoch.
         format: number of the rules by which it was made; one with other rules is not used.
     """
@@ -193,7 +193,10 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     history = history_state(session.root)
     if history is None or not _is_recorded(session.reading, history):
         return None
-    here = _Read(session.look(), _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
+    inventory = session.look()
+    if not found.settled.startswith(_approved(inventory)):  # as after most changes; the rest takes longer to compare
+        return None
+    here = _Read(inventory, _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
     if _digest(session, here, history, found.release) != found.settled:
         return None
     if refresh(session.root, session.reading, required=True):  # the digest includes a copy
@@ -284,12 +287,17 @@ def _settled(session: Session, history: HistoryState) -> str | None:
 
 
 def _digest(session: Session, read: _Read, history: HistoryState, release: str) -> str | None:
+    """Return the digest of `approved/`, then that of everything else; None if a run always has something to compare."""
     if read.sets is None or session.config.near_duplicates.exclude:
         return None
     digest = RunningFingerprint()
     digest.update_lines((release, *_settings(session.config), history.state, str(read.records), *read.sets))
     digest.update_lines(_listed(read.inventory))
-    return str(digest)
+    return f"{_approved(read.inventory)}{digest}"
+
+
+def _approved(inventory: Inventory) -> str:
+    return f"{inventory.approved.digest} "
 
 
 def _settings(config: Config) -> Iterator[str]:
@@ -298,8 +306,7 @@ def _settings(config: Config) -> Iterator[str]:
 
 
 def _listed(inventory: Inventory) -> Iterator[str]:
-    """Yield the digest of `approved/`, and a line per file of each kind."""
-    yield inventory.approved.digest
+    """Yield a line per file of each kind."""
     for spec in embedding_specs():
         yield spec.folder
         yield from (f"{image_id} {signature}" for image_id, signature in inventory.files(spec).items())

@@ -190,10 +190,9 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     new = (_recorded_caption(i, recorded.lines[i], origin) for i in recorded.captions if i not in known)
     with ledger.transaction():
         ledger.record_captions((*edited.values(), *(row for row in new if row)))
-        agreed = {i: row.of_texts for i, row in known.items() if texts.get(i) == row.of_texts}
-        ledger.record_recorded_captions(
-            {**merged, **agreed}
-        )  # a kill may have separated the replacement of the file from this row
+        # A kill may have separated the replacement of the file from these rows.
+        agreed = {i: row.of_texts for i, row in known.items() if texts.get(i) == row.of_texts and merged.get(i) != row.of_texts}
+        ledger.note_recorded_captions(agreed)
         gone = (i for i, row in without.items() if row.stat and texts[i] == row.of_texts)
         ledger.forget_source(FROM_SIDECAR, gone)
 

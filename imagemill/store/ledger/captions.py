@@ -163,6 +163,10 @@ class Captions(Stamped):
         """Return the fingerprint of each record's caption after the last merge."""
         return {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS)}
 
+    def note_recorded_captions(self, fingerprints: Mapping[str, str]) -> None:
+        """Record these fingerprints of captions, beside those of other records."""
+        self._insert(RECORDED_CAPTIONS, (RecordedCaption(*item) for item in fingerprints.items()))
+
     def record_recorded_captions(self, fingerprints: Mapping[str, str]) -> None:
         """Replace the recorded fingerprints by these, which the records have after a merge."""
         known = self.recorded_captions()
