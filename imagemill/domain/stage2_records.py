@@ -72,7 +72,7 @@ def build_record(
     image_id: str,
     image_path: str,
     caption: str,
-    mask: Sequence[int],
+    mask: Sequence[int] | msgspec.Raw,
     height: int,
     width: int,
     cropped: bool = False,
@@ -86,7 +86,7 @@ def build_record(
         image_id: id of the image.
         image_path: its path; that of `base` is kept if it ends in the same path below `approved/`.
         caption: its caption, the first one of several.
-        mask: attention mask of the caption.
+        mask: attention mask of the caption, or its JSON.
         height: of the oriented image, in pixels.
         width: the same.
         cropped: whether the record names the crop that the VAE encodes.
@@ -94,13 +94,11 @@ def build_record(
         repeats: how often training draws the sample in an epoch; None if the data root does not say.
         base: a record whose other fields are appended, except optional fields that this format wrote.
     """
-    base = base or {}
-    ours = {name for name, is_ours in _WRITTEN_HERE.items() if is_ours(base)}
     record: Record = {
         "image_id": image_id,
-        "image_path": _kept_path(base.get("image_path"), image_path),
+        "image_path": _kept_path(base.get("image_path"), image_path) if base else image_path,
         "caption": caption,
-        "t5_attention_mask": list(mask),
+        "t5_attention_mask": mask if isinstance(mask, msgspec.Raw) else list(mask),
         "height": height,
         "width": width,
         "aspect_bucket": assign_bucket(width, height),
@@ -112,8 +110,10 @@ def build_record(
         record[CAPTIONS] = list(captions)
     if repeats is not None:
         record[REPEATS] = repeats
-    gone = {*record, *ours, INLINE_VECTOR}
-    record.update((key, value) for key, value in base.items() if key not in gone)
+    if base:
+        ours = (name for name, is_ours in _WRITTEN_HERE.items() if is_ours(base))
+        gone = {*record, *ours, INLINE_VECTOR}
+        record.update((key, value) for key, value in base.items() if key not in gone)
     return record
 
 

@@ -223,16 +223,17 @@ def plan_shards(
     plans: list[BucketPlan] = []
     digests: dict[str, str] = {}
     for given, group in groups.items():
-        chosen = [sample for sample in ready if sample.bucket in group]
+        of_buckets: dict[str, list[ReadySample]] = {bucket: [] for bucket in group}
+        chosen = [sample for sample in ready if sample.bucket in of_buckets]
         if given.shuffle:
             random.Random(given.seed).shuffle(chosen)
-        chosen = chosen[: given.limit]
-        for bucket in group:
-            samples = tuple(sample for sample in chosen if sample.bucket == bucket)
+        for sample in chosen[: given.limit]:
+            of_buckets[sample.bucket].append(sample)
+        for bucket, samples in of_buckets.items():
             of_bucket = {sample.image_id: digest_of(sample) for sample in samples}
             digest = set_digest(of_bucket.values())
             digests |= of_bucket
-            plans.append(BucketPlan(bucket, SetChange(cut(samples, given.shard_size)), digest, given, samples))
+            plans.append(BucketPlan(bucket, SetChange(cut(samples, given.shard_size)), digest, given, tuple(samples)))
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)

@@ -103,7 +103,8 @@ def crop_statistics(samples: Iterable[IndexLine], bucket: str, size: str) -> dic
     sizes = Counter((sample.width, sample.height) for sample in samples if sample.width and sample.height)
     if not sizes:
         return None
-    coverages, enlargements = zip(*(use(*size, bucket) for size in sizes.elements()), strict=True)
+    used = {size: use(*size, bucket) for size in sizes}
+    coverages, enlargements = zip(*(used[size] for size in sizes.elements()), strict=True)
     return {
         "size": size,
         "median_coverage": round(median(coverages), 3),

@@ -191,7 +191,11 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     with ledger.transaction():
         ledger.record_captions((*edited.values(), *(row for row in new if row)))
         # A kill may have separated the replacement of the file from these rows.
-        agreed = {i: row.of_texts for i, row in known.items() if texts.get(i) == row.of_texts and merged.get(i) != row.of_texts}
+        agreed = {
+            i: row.of_texts
+            for i, row in known.items()
+            if texts.get(i) == row.of_texts and merged.get(i) != row.of_texts
+        }
         ledger.note_recorded_captions(agreed)
         gone = (i for i, row in without.items() if row.stat and texts[i] == row.of_texts)
         ledger.forget_source(FROM_SIDECAR, gone)
