@@ -297,6 +297,7 @@ def _digest(session: Session, read: _Read, history: HistoryState, release: str) 
 
 
 def _approved(inventory: Inventory) -> str:
+    """Return the beginning of each digest of a run over this listing."""
     return f"{inventory.approved.digest} "
 
 

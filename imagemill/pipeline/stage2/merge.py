@@ -266,7 +266,7 @@ def _is_written_again(raw: bytes, source: SourceRow | None, caption: CaptionRow 
 
 @lru_cache(maxsize=1024)
 def _encoded(mask: str) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(list(map(int, mask))))
+    return msgspec.Raw(f"[{','.join(mask)}]".encode())
 
 
 def _continued(lines: Iterable[bytes], old: Record | None, source: SourceRow | None) -> Record:

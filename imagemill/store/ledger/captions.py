@@ -173,8 +173,7 @@ class Captions(Stamped):
         with self.transaction():
             gone = [image_id for image_id in known if image_id not in fingerprints]
             self._delete("recorded_captions", gone)
-            changed = (item for item in fingerprints.items() if known.get(item[0]) != item[1])
-            self._insert(RECORDED_CAPTIONS, (RecordedCaption(*item) for item in changed))
+            self.note_recorded_captions({i: text for i, text in fingerprints.items() if known.get(i) != text})
 
     def metadata_in_use(self) -> bool:
         """Return whether any caption comes from a metadata file."""
