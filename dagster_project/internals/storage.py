@@ -17,6 +17,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +31,7 @@ from dagster._serdes import ConfigurableClassData
 from filelock import FileLock
 from sqlalchemy import URL, Table, create_engine, func
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.event import listen, remove
+from sqlalchemy.event import listen
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.sql.elements import ColumnElement
@@ -112,29 +113,35 @@ def _file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+# Whether the databases that this thread opens may be lost when the machine stops.
+_without_syncs: ContextVar[bool] = ContextVar("_without_syncs", default=False)
+
+
+def _switch_off_syncs(connection: object, _record: object) -> None:
+    if _without_syncs.get() and isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
+
+
+# For good, because SQLAlchemy raises in a thread that connects while another one adds or removes a listener of the class.
+listen(Engine, "connect", _switch_off_syncs)
+
+
 @contextmanager
-def _without_syncs(folder: str) -> Iterator[None]:
-    """Let the databases of a folder be written without syncing the disk. Stock storage does so forty times for a new one."""
-
-    def switch_off(connection: object, _record: object) -> None:
-        if isinstance(connection, sqlite3.Connection):
-            (_, _, path) = connection.execute("PRAGMA database_list").fetchone()
-            if path.startswith(folder):
-                connection.execute("PRAGMA synchronous=OFF")
-
-    listen(Engine, "connect", switch_off)
-    try:
-        yield
-    finally:
-        remove(Engine, "connect", switch_off)
+def _new_databases(in_folder: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder for databases that are written without syncing the disk; stock storage syncs one forty times."""
+    with tempfile.TemporaryDirectory(dir=in_folder, prefix=_UNFINISHED) as folder:
+        before = _without_syncs.set(True)
+        try:
+            yield Path(folder)
+        finally:
+            _without_syncs.reset(before)
 
 
 def _create_history(home: Path) -> None:
     """Create the databases of a history; each appears whole. Call it with the lock."""
-    with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED) as folder:
-        with _without_syncs(os.path.realpath(folder)):
-            DagsterSqliteStorage(folder).dispose()
-        for file in [path for path in Path(folder).rglob("*") if path.is_file()]:
+    with _new_databases(home) as folder:
+        DagsterSqliteStorage(str(folder)).dispose()
+        for file in [path for path in folder.rglob("*") if path.is_file()]:
             target = home / file.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
@@ -169,8 +176,8 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     @functools.cached_property
     def _without_events(self) -> bytes:
         """The file of a run without events: every new one has these bytes."""
-        with tempfile.TemporaryDirectory() as folder, _without_syncs(os.path.realpath(folder)):
-            file = Path(folder, "run.db")
+        with _new_databases() as folder:
+            file = folder / "run.db"
             self._initdb(create_engine(URL.create("sqlite", database=str(file)), poolclass=NullPool))
             return file.read_bytes()
 

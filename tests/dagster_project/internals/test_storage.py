@@ -3,6 +3,8 @@
 import shutil
 import sqlite3
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +12,9 @@ import pytest
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+from sqlalchemy.event import listen, remove
 
 sys.path.append(str(Path(__file__).parent))  # toy_history
 
@@ -122,6 +127,32 @@ def test_only_new_databases_are_written_without_syncs(data_root):
         for connection in (log.index_connection(), log.run_connection("first"), log.run_connection("second")):
             with connection as opened:
                 assert opened.exec_driver_sql("pragma synchronous").scalar() != 0
+
+
+def test_thread_connects_while_another_one_makes_the_database_of_a_run(data_root):
+    """SQLAlchemy raises in the first one if the other adds or removes a listener of all engines meanwhile."""
+    connecting, made = threading.Event(), threading.Event()
+
+    def wait(_connection: object, _record: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            connecting.set()
+            assert made.wait(30)
+
+    def connect() -> None:
+        with create_engine("sqlite://").connect():
+            pass
+
+    with open_instance(data_root) as instance, ThreadPoolExecutor(1) as pool:
+        listen(Engine, "connect", wait)
+        try:
+            other = pool.submit(connect)
+            assert connecting.wait(30)
+            with instance.event_log_storage.run_connection("made"):
+                made.set()
+            other.result()
+        finally:
+            made.set()
+            remove(Engine, "connect", wait)
 
 
 def test_unfinished_history_of_a_killed_process_is_removed(data_root):
