@@ -125,7 +125,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
                 lost_key=lost_row,
             )
             work = work_of(options["spec"], plan.jobs, sizes)
-            return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work)
+            return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work, workers=len(each) > 1)
 
         return Leased(ledger, spec.kind, context.partition_keys, run_id, plan)
 

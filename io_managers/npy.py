@@ -130,6 +130,8 @@ class NpyIOManager(dg.ConfigurableIOManager):
                         missing.add(row.image_id)
 
             publish_on_thread(obj.rows, obj.store, ledger, take, run_id=context.run_id, leased=True, on_row=advance)
+        if obj.workers:
+            obj.store.sweep_own()
         return missing
 
     def _end(

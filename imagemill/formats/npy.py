@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import image_id as valid_id
 from imagemill.errors import InvalidNpy
-from imagemill.fs.atomic import sweep_temporaries, temporary_path
+from imagemill.fs.atomic import sweep_own_temporaries, sweep_temporaries, temporary_path
 from imagemill.fs.durable import begin_writing_back
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_whole
 from imagemill.fs.listing import list_files
@@ -410,6 +410,10 @@ class NpyStore:
     def sweep(self) -> int:
         """Remove files staged by dead processes; return their number."""
         return sweep_temporaries(self.folder)
+
+    def sweep_own(self) -> int:
+        """Remove files staged by this process and its workers; return their number. Call it when all rows are published."""
+        return sweep_own_temporaries(self.folder)
 
     def check(self, image_id: str, height: int, width: int) -> str:
         """Check this image's file by `check_npy` and its spec; height and width in pixels, after orientation."""

@@ -57,7 +57,11 @@ def temporaries(folder: Path) -> list[Path]:
 
 def is_orphan(path: Path) -> bool:
     """Return whether a temporary name belongs to a dead process."""
-    return is_dead_owner(path.name.removeprefix(_PREFIX).rpartition("-")[0])
+    return is_dead_owner(_owner_of(path))
+
+
+def _owner_of(path: Path) -> str:
+    return path.name.removeprefix(_PREFIX).rpartition("-")[0]
 
 
 def sweep_temporaries(folder: Path, *, folders: bool = False) -> int:
@@ -75,6 +79,17 @@ def sweep_temporaries(folder: Path, *, folders: bool = False) -> int:
         else:
             path.unlink(missing_ok=True)
     return len(dead)
+
+
+def sweep_own_temporaries(folder: Path) -> int:
+    """Remove the temporary files in a folder that belong to this process, those of its workers included; return their number.
+
+    Call it when this process and its workers write nothing there.
+    """
+    own = [path for path in temporaries(folder) if _owner_of(path) == owner_name()]
+    for path in own:
+        path.unlink(missing_ok=True)
+    return len(own)
 
 
 def sync_folder(folder: Path) -> None:

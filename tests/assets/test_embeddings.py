@@ -3,8 +3,11 @@
 Spec: docs/spec/conventions.md#command-line
 """
 
+import functools
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -12,9 +15,11 @@ import pytest
 from assets.embeddings import embedding_assets
 from assets.partitions import IMAGES_PER_RUN, images
 from imagemill.domain.embedding_specs import DINOV3, T5, embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.fs.atomic import temporaries
 from imagemill.store.ledger import Ledger
-from tests.helpers.product import PROJECT
+from tests.helpers.pool_workers import KilledEmbedWorker
+from tests.helpers.product import PROJECT, SEARCH_PATH
 from tests.helpers.stage2 import embed, photos
 from tests.helpers.stubs import StubEncoder, stub_captioner
 from tests.helpers.wiring import claims, failure_of, history, materialize, materialized, stub_every_kind
@@ -22,6 +27,7 @@ from tests.helpers.wiring import claims, failure_of, history, materialize, mater
 dinov3_npy, vae_latents, t5_hidden = embedding_assets
 
 KEYS = ["a", "b", "c", "d"]
+STUBBED = Path(__file__).parents[1] / "helpers" / "stubbed"
 
 
 @pytest.fixture
@@ -209,6 +215,25 @@ def test_temporary_files_of_a_killed_run_are_removed(data_root, instance):
     materialize(data_root, instance, dinov3_npy, keys=["a", "a"], deferred=True)
 
     assert temporaries(folder) == []
+
+
+def test_temporary_files_of_a_killed_worker_are_removed_at_the_end_of_the_run(data_root, instance, monkeypatch, tmp_path):
+    """They belong to the run, which succeeds: a next one without work would leave them."""
+    photos(data_root, *KEYS)
+    data_root.config_file.write_text("devices: [cpu, cpu]\nencoders: {dinov3_npy: {batch_size: 1}}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUBBED), SEARCH_PATH]))
+    worker = functools.partial(KilledEmbedWorker, log=tmp_path, dies="b", times=1)
+    monkeypatch.setattr("assets.embeddings.EmbedWorker", worker)
+    left = []
+    monkeypatch.setattr(
+        NpyStore, "sweep_own", lambda store, sweep=NpyStore.sweep_own: left.extend(temporaries(store.folder)) or sweep(store)
+    )
+
+    assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
+
+    assert left, "the killed worker left staged files"
+    assert temporaries(data_root.derived / DINOV3.folder) == []
+    assert files(data_root) == KEYS
 
 
 @pytest.mark.parametrize("why", ["no folder", "wrong configuration", "other model"])

@@ -537,7 +537,8 @@ class EmbeddingStream:
     """A light handle around one pass's stream, consumed by the npy IO manager.
 
     Dagster would iterate a bare generator as events. `plan`: everything about images that need no work; `present`: ids of
-    the existing images; `work`: amount of work of each job, in pixels or tokens.
+    the existing images; `work`: amount of work of each job, in pixels or tokens; `workers`: whether other processes stage the
+    files for this one, of which some may have been killed.
     """
 
     store: NpyStore
@@ -545,3 +546,4 @@ class EmbeddingStream:
     rows: Iterator[EmbedRow]
     present: Collection[str] = ()
     work: Mapping[str, int] = field(default_factory=dict)
+    workers: bool = False
