@@ -217,7 +217,9 @@ def test_temporary_files_of_a_killed_run_are_removed(data_root, instance):
     assert temporaries(folder) == []
 
 
-def test_temporary_files_of_a_killed_worker_are_removed_at_the_end_of_the_run(data_root, instance, monkeypatch, tmp_path):
+def test_temporary_files_of_a_killed_worker_are_removed_at_the_end_of_the_run(
+    data_root, instance, monkeypatch, tmp_path
+):
     """They belong to the run, which succeeds: a next one without work would leave them."""
     photos(data_root, *KEYS)
     data_root.config_file.write_text("devices: [cpu, cpu]\nencoders: {dinov3_npy: {batch_size: 1}}\n")
@@ -226,7 +228,9 @@ def test_temporary_files_of_a_killed_worker_are_removed_at_the_end_of_the_run(da
     monkeypatch.setattr("assets.embeddings.EmbedWorker", worker)
     left = []
     monkeypatch.setattr(
-        NpyStore, "sweep_own", lambda store, sweep=NpyStore.sweep_own: left.extend(temporaries(store.folder)) or sweep(store)
+        NpyStore,
+        "sweep_own",
+        lambda store, sweep=NpyStore.sweep_own: left.extend(temporaries(store.folder)) or sweep(store),
     )
 
     assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
