@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from imagemill.domain.buckets import BUCKETS, USUAL_RATIOS, bucket_size
 from imagemill.domain.embedding_specs import T5, mask_length
 from imagemill.formats.energon import METADATASET, metadataset
@@ -41,7 +43,6 @@ _SIZE_CLASSES = {
     0: "n<1K", 1_000: "1K<n<10K", 10_000: "10K<n<100K", 100_000: "100K<n<1M", 1_000_000: "1M<n<10M", 10_000_000: "10M<n<100M",
 }  # fmt: skip
 
-_FRONT_MATTER = ["license", "task_categories", "tags", "size_categories", "configs"]
 _TOKEN_STEP = 8
 _TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")
 
@@ -125,7 +126,6 @@ def _write(path: Path, content: bytes) -> None:
 def card(sets: Sequence[Set], licence: str | None = None) -> str:
     """Return the text of the card; `sets` must not be empty."""
     import jinja2
-    from huggingface_hub import DatasetCard, DatasetCardData
 
     manifests = [one.manifest for one in sets]
     samples = sum(manifest.samples for manifest in manifests)
@@ -133,20 +133,20 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
     tokens, ratios, megapixels = (
         _summed(manifests, name) for name in ("caption_tokens", "aspect_ratios", "megapixels")
     )
-    front_matter = DatasetCardData(
-        license=licence or None,
-        task_categories=["text-to-image"],
-        tags=["webdataset", "imagemill", "latents", "aspect-ratio-buckets"],
-        size_categories=[_SIZE_CLASSES[max(limit for limit in _SIZE_CLASSES if limit <= samples)]],
-        configs=[
+    front_matter = {
+        **({"license": licence} if licence else {}),
+        "task_categories": ["text-to-image"],
+        "tags": ["webdataset", "imagemill", "latents", "aspect-ratio-buckets"],
+        "size_categories": [_SIZE_CLASSES[max(limit for limit in _SIZE_CLASSES if limit <= samples)]],
+        "configs": [
             {"config_name": "default", "default": True, "data_files": _files("bucket_*")},
             *({"config_name": one.bucket, "data_files": _files(f"bucket_{one.bucket}")} for one in sets),
         ],
-    )
+    }
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"thousands": "{:,}".format, "size": _size}
-    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        card_data=front_matter.to_yaml(original_order=_FRONT_MATTER),
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        card_data=yaml.safe_dump(front_matter, allow_unicode=True, sort_keys=False).strip(),
         marker=MARKER,
         sets=sets,
         samples=samples,
@@ -165,7 +165,6 @@ def card(sets: Sequence[Set], licence: str | None = None) -> str:
         not_counted=samples - tokens.total(),
         withdrawn=Counter(tombstone.why for one in sets for tombstone in one.tombstones),
     )
-    return str(DatasetCard(text))
 
 
 def _crop_row(bucket: str, crop: CropStatistics) -> tuple[str, ...]:

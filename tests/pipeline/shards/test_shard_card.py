@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import DatasetCard
 
 from imagemill.formats.energon import METADATASET
 from imagemill.formats.jsonl import write_jsonl
@@ -102,6 +103,16 @@ def test_licence_is_in_front_matter_where_one_is_configured(tmp_path):
 
     assert front_matter(written(tmp_path, licence="cc-by-4.0"))["license"] == "cc-by-4.0"
     assert "license" not in front_matter(written(tmp_path))
+
+
+def test_hub_reads_the_front_matter_and_the_card(tmp_path):
+    """Text that is no ASCII, and long lines, are as they were written."""
+    bucket_set(tmp_path)
+
+    text = written(tmp_path, licence="Übersetzung " * 20)
+
+    assert DatasetCard(text).data.to_dict() == front_matter(text)
+    assert str(DatasetCard(text)) == text
 
 
 # ---- sections
