@@ -8,14 +8,16 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
 from imagemill.domain.ids import (
     folder_problem,
     image_id_of,
+    is_plain,
     path_problem,
     split_suffix,
     stem_of,
@@ -189,7 +191,6 @@ class ListedFolder:
     """The entries of a folder of approved images, each looked up once. They are classified on first use of `scan`.
 
     Attributes:
-        names: `fingerprint_names` of the paths of all entries.
         digest: a fingerprint of all that the classification depends on: entries, settings, and whether HEIC is decoded.
 
     Args:
@@ -199,10 +200,14 @@ class ListedFolder:
     """
 
     def __init__(self, entries: list[Entry], inputs: InputSettings, named: MetadataFile | None = None) -> None:
-        self.names = fingerprint_names(entry.path for entry in entries)
         self.digest = _digest(entries, inputs, named)
         self._entries, self._inputs, self._named = entries, inputs, named
         self._scan: Scan | None = None
+
+    @cached_property
+    def names(self) -> str:
+        """A fingerprint of the paths of all entries, by `fingerprint_names`."""
+        return fingerprint_names([entry.path for entry in self._entries])
 
     @property
     def scan(self) -> Scan:
@@ -237,15 +242,18 @@ _ADDED: Final = frozenset({"share"})
 def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
     digest = RunningFingerprint()
     digest.update_lines([f"{described(inputs, NEW_INPUTS, _ADDED)} {heif_is_installed()} {named}"])
-    digest.update_lines(map(_line_of, entries))
+    digest.update_lines(
+        [
+            f"{entry.path}\0{entry.kind}\0{entry.signature or ''}\0{'' if type(entry) is Entry else _inside(entry)}"
+            for entry in entries
+        ]
+    )
     return str(digest)
 
 
-def _line_of(entry: Entry) -> str:
-    signature = entry.signature or ""
+def _inside(entry: Entry) -> str:
     remark = entry.remark
-    inside = "\0".join((remark.why, *remark.names)) if remark.why or remark.names else ""
-    return f"{entry.path}\0{entry.kind}\0{signature}\0{inside}"
+    return "\0".join((remark.why, *remark.names)) if remark.why or remark.names else ""
 
 
 def _refuse_missing(folder: Folder) -> None:
@@ -350,6 +358,35 @@ def _shared_ids(folders: Mapping[str, "_Folder"]) -> dict[str, list[str]]:
     return found
 
 
+class _Use(NamedTuple):
+    """What files with one suffix are used as.
+
+    Attributes:
+        extension: the suffix in lower case, without the dot.
+        caption: the suffix as the extension of a caption file, None if it is none.
+        metadata: whether one of them may be a metadata file.
+        other_case: whether they would be captions if the suffix were in lower case.
+        unread: of an image: why it is not read, and what to do; None if it is.
+    """
+
+    extension: str
+    caption: CaptionExtension | None
+    metadata: bool
+    other_case: bool
+    unread: tuple[str, str] | None
+
+    @classmethod
+    def of(cls, suffix: str, inputs: InputSettings) -> Self:
+        extension, sidecars = suffix[1:].lower(), inputs.sidecars
+        return cls(
+            extension,
+            caption_extension(suffix, sidecars),
+            any(name.endswith(suffix) for name in (inputs.metadata, *file_names())),
+            sidecars.exact and extension in sidecars.extensions,
+            _unread(extension, inputs.formats),
+        )
+
+
 class _Folder:
     """Entries of one folder, sorted by their names alone; then against each other.
 
@@ -362,7 +399,6 @@ class _Folder:
         self._start = len(prefix)
         self._problem = folder_problem(prefix[:-1])
         self._inputs = inputs
-        self._formats = frozenset(inputs.formats)
         self._ignored: list[str] = []
         self._images: dict[str, list[Entry]] = defaultdict(list)
         # Images by stem that are refused by their names, or have formats that are not read.
@@ -372,41 +408,41 @@ class _Folder:
         self._metadata: list[Entry] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
-        # By suffix, of which there are few: what it is as the extension of a caption.
-        self._caption_extensions: dict[str, CaptionExtension | None] = {}
+        self._uses: dict[str, _Use] = {}  # by suffix, of which there are few
 
     def add(self, entry: Entry) -> None:
         name = entry.path[self._start :]
         stem, suffix = split_suffix(name)
-        if suffix not in self._caption_extensions:
-            self._caption_extensions[suffix] = caption_extension(suffix, self._inputs.sidecars)
-        extension = suffix[1:].lower()
+        if (use := self._uses.get(suffix)) is None:
+            use = self._uses[suffix] = _Use.of(suffix, self._inputs)
         if entry.kind == IGNORED:
             self._ignored.append(entry.path)
         elif entry.kind != FILE and (why := entry.remark.why):
             reason = entry.remark.reason or ("sub_folder" if entry.kind == FOLDER else "not_a_file")
             self._refuse(name, reason, why, entry.remark.do)
-        elif entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
+        elif use.metadata and entry.kind == FILE and (entry.path == self._inputs.metadata or name in file_names()):
             self._add_metadata(entry)
-        elif as_caption := self._caption_extensions[suffix]:
+        elif use.caption:
             # A folder with a caption's name: the caption cannot be read, which `read_captions` reports.
             if problem := self._bad_stem(stem):
                 self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
             else:
-                self._texts[name] = CaptionFile(name, stem, as_caption), entry
+                self._texts[name] = CaptionFile(name, stem, use.caption), entry
         elif entry.kind == FOLDER:
             self._refuse(name, "sub_folder", *_contents(entry))
-        elif extension == "json":
+        elif use.extension in FORMATS and not use.other_case:
+            self._add_image(entry, name, stem, use)
+        elif use.extension == "json":
             self._tables.append(name)
-        elif self._inputs.sidecars.exact and extension in self._inputs.sidecars.extensions:
+        elif use.other_case:
             self._other_case.append(name)
-        elif extension not in FORMATS:
-            self._refuse(name, *_unused(self.prefix + name, extension, self._inputs))
         else:
-            self._add_image(entry, name, stem, extension)
+            self._refuse(name, *_unused(self.prefix + name, use.extension, self._inputs))
 
     def _bad_stem(self, stem: str) -> str | None:
         """Return why a file with this stem cannot have an id here."""
+        if self._problem is None and is_plain(stem):
+            return None
         return self._problem or stem_problem(stem, self.prefix)
 
     def _add_metadata(self, entry: Entry) -> None:
@@ -415,10 +451,10 @@ class _Folder:
         else:
             self._metadata.append(entry)
 
-    def _add_image(self, entry: Entry, name: str, stem: str, extension: str) -> None:
-        if unread := _unread(extension, self._formats):
+    def _add_image(self, entry: Entry, name: str, stem: str, use: _Use) -> None:
+        if use.unread:
             self._refused[stem].append(name)
-            self._refuse(name, "unsupported_type", *unread)
+            self._refuse(name, "unsupported_type", *use.unread)
         elif problem := self._bad_stem(stem):
             self._refused[stem].append(name)
             self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
@@ -457,7 +493,7 @@ class _Folder:
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
         sources = {}
         for stem, files in self._images.items():
-            image_id = image_id_of(files[0].path)
+            image_id = image_id_of(files[0].path) if self.prefix else stem
             paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
             if len(paths) > 1:
                 for file in files:
@@ -581,9 +617,11 @@ def _contents(entry: Entry) -> tuple[str, str]:
 
 def _source(image_id: str, image: Entry, captions: list[Entry]) -> SourceFile:
     assert image.signature
-    signatures = [each.signature for each in captions if each.signature is not None]
-    caption = FileSignature(" ".join(signatures)) if signatures else None
-    changed = max([image.changed_ns, *[each.changed_ns for each in captions]])
+    caption, changed = None, image.changed_ns
+    for each in captions:  # nearly always one
+        if each.signature is not None:
+            caption = each.signature if caption is None else FileSignature(f"{caption} {each.signature}")
+        changed = max(changed, each.changed_ns)
     return SourceFile(image_id, image.path, image.signature, caption, changed, tuple([each.path for each in captions]))
 
 

@@ -104,7 +104,7 @@ def test_remedy_for_an_inaccessible_entry_is_not_its_removal(tmp_path):
         def is_file(self):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    (problem,) = classify([listing._entry(listing._Found("a.jpg", Entry()))]).problems
+    (problem,) = classify([listing._entry("a.jpg", Entry(), None)]).problems
 
     assert (problem.reason, problem.detail) == ("not_a_file", "cannot be looked up: Permission denied")
     assert problem.remedy == "make it readable, or move it elsewhere"
