@@ -106,7 +106,7 @@ def is_ignored(path: str, exclude: Collection[str] = ()) -> bool:
     name = path[path.rfind("/") + 1 :]
     if name.startswith("."):
         return True
-    # Nearly every name; the comparisons below take three times as long.
+    # Nearly every name; the comparisons below take twice as long.
     if not name.endswith(_USUAL):
         lower = name.lower()
         if lower in _LITTER or lower.endswith(_CACHES) or _TABLES(lower):
