@@ -48,6 +48,7 @@ def serve(root: Path, *, port: int, token: str, read_only: bool = False) -> None
     """
     viewer = Viewer(root, read_only=read_only)
     application = WebGuard(make_app(viewer, url_token=token))
+    viewer.read_ahead()  # while the browser starts
     try:
         uvicorn.run(
             application,  # pyright: ignore[reportArgumentType]

@@ -165,6 +165,10 @@ class Viewer:
         """Call a method of this viewer on its thread, and wait."""
         return self._thread.submit(self._with_kinds, function, *given).result()
 
+    def read_ahead(self) -> None:
+        """Begin to read the state of the data root, for which the first page then waits. An error is raised by that page."""
+        self._thread.submit(self._with_kinds, self._now)
+
     async def call(self, function: Callable[..., T], *given: Any) -> T:
         """Call a method of this viewer on its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_kinds, function, *given)
