@@ -145,7 +145,7 @@ def test_photograph_in_display_p3_has_the_colours_of_its_original(data_root, ast
 
 @pytest.mark.parametrize(("form", "px"), [("PNG", 256), ("JPEG", 256), ("JPEG", 60)])
 def test_every_part_of_a_converted_picture_has_the_colours_of_its_original(astronaut, form, px):
-    """Before the picture is encoded, which alone changes single dark blocks by up to 2."""
+    """Before the picture is encoded, which alone changes single dark blocks by up to 3."""
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}}[form]
     wide = encoded(in_space(astronaut, P3), form, icc_profile=P3, **options)
     plain = encoded(astronaut, form, **options)
