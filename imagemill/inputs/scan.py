@@ -359,11 +359,11 @@ def _shared_ids(folders: Mapping[str, "_Folder"]) -> dict[str, list[str]]:
 
 
 class _Use(NamedTuple):
-    """What files with one suffix are used as.
+    """The use of files whose names end in one suffix.
 
     Attributes:
         extension: the suffix in lower case, without the dot.
-        caption: the suffix as the extension of a caption file, None if it is none.
+        caption: the suffix as the extension of a caption file; None if captions end in others.
         metadata: whether one of them may be a metadata file.
         other_case: whether they would be captions if the suffix were in lower case.
         unread: of an image: why it is not read, and what to do; None if it is.
