@@ -136,7 +136,7 @@ def id_of_member_key(key: str) -> str:
 
 def id_problem(image_id: object) -> str | None:
     """Return the reason why this id is not a valid file or tar member name; None if it is valid."""
-    if isinstance(image_id, str) and is_plain(image_id):
+    if isinstance(image_id, str) and is_plain_id(image_id):
         return None
     if problem := name_problem(image_id):
         return problem
@@ -147,13 +147,13 @@ def name_problem(name: object) -> str | None:
     """Return the reason why a text is not a valid name in a folder or tar, regardless of length; None if it is valid."""
     if not isinstance(name, str) or not name:
         return "not a non-empty string"
-    if is_plain(name):
+    if is_plain_id(name):
         return None
     return next((problem for problem, pattern in _PROBLEMS if pattern.search(name)), None)
 
 
 # Names that match are valid ids by all rules; this takes a third of the time of checking each rule.
-is_plain = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
+is_plain_id = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
 _PROBLEMS = [
     ("contains a path separator", re.compile(r"[/\\]")),
     ("is a relative path", re.compile(r"\A\.{1,2}\Z")),

@@ -86,7 +86,8 @@ def sweep_own_temporaries(folder: Path) -> int:
 
     Call it when this process and its workers write nothing there.
     """
-    own = [path for path in temporaries(folder) if _owner_of(path) == owner_name()]
+    name = owner_name()
+    own = [path for path in temporaries(folder) if _owner_of(path) == name]
     for path in own:
         path.unlink(missing_ok=True)
     return len(own)

@@ -17,7 +17,7 @@ import msgspec
 from imagemill.domain.ids import (
     folder_problem,
     image_id_of,
-    is_plain,
+    is_plain_id,
     path_problem,
     split_suffix,
     stem_of,
@@ -243,10 +243,8 @@ def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile
     digest = RunningFingerprint()
     digest.update_lines([f"{described(inputs, NEW_INPUTS, _ADDED)} {heif_is_installed()} {named}"])
     digest.update_lines(
-        [
-            f"{entry.path}\0{entry.kind}\0{entry.signature or ''}\0{'' if type(entry) is Entry else _inside(entry)}"
-            for entry in entries
-        ]
+        f"{entry.path}\0{entry.kind}\0{entry.signature or ''}\0{'' if type(entry) is Entry else _inside(entry)}"
+        for entry in entries
     )
     return str(digest)
 
@@ -441,7 +439,7 @@ class _Folder:
 
     def _bad_stem(self, stem: str) -> str | None:
         """Return why a file with this stem cannot have an id here."""
-        if self._problem is None and is_plain(stem):
+        if self._problem is None and is_plain_id(stem):
             return None
         return self._problem or stem_problem(stem, self.prefix)
 
