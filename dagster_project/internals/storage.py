@@ -122,7 +122,7 @@ def _switch_off_syncs(connection: object, _record: object) -> None:
         connection.execute("PRAGMA synchronous=OFF")
 
 
-# Registered for good, because SQLAlchemy raises in a thread that connects while another one adds or removes a listener of the class.
+# Registered for good: SQLAlchemy raises in a thread that connects while another one adds or removes a listener of the class.
 listen(Engine, "connect", _switch_off_syncs)
 
 
