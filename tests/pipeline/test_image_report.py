@@ -255,7 +255,7 @@ def test_report_examines_the_entries_of_its_image_only(root, monkeypatch):
     """The cost of a report does not grow with the images of the folder, except for their names."""
     photos(root, "a.b", "ab")
     examined, look_up = [], listing._entry
-    monkeypatch.setattr(listing, "_entry", lambda entry, *given: examined.append(entry.path) or look_up(entry, *given))
+    monkeypatch.setattr(listing, "_entry", lambda path, *given: examined.append(path) or look_up(path, *given))
     monkeypatch.setattr(record_index, "read_typed_spans", lambda *_: pytest.fail("every record was read"))
 
     explain(root, "a")
