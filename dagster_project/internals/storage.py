@@ -118,30 +118,37 @@ _without_syncs: ContextVar[bool] = ContextVar("_without_syncs", default=False)
 
 
 def _switch_off_syncs(connection: object, _record: object) -> None:
-    if _without_syncs.get() and isinstance(connection, sqlite3.Connection):
+    if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")
 
 
-# Registered for good: SQLAlchemy raises in a thread that connects while another one adds or removes a listener of the class.
-listen(Engine, "connect", _switch_off_syncs)
+@functools.cache
+def _allow_without_syncs() -> None:
+    """Let `_without_syncs` take effect for engines that other code makes.
 
+    The listener stays: SQLAlchemy raises in a thread that connects while another one adds or removes a listener of all engines.
+    """
 
-@contextmanager
-def _new_databases(in_folder: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder for databases that are written without syncing the disk; stock storage syncs one forty times."""
-    with tempfile.TemporaryDirectory(dir=in_folder, prefix=_UNFINISHED) as folder:
-        before = _without_syncs.set(True)
-        try:
-            yield Path(folder)
-        finally:
-            _without_syncs.reset(before)
+    def switch_off(connection: object, record: object) -> None:
+        if _without_syncs.get():
+            _switch_off_syncs(connection, record)
+
+    listen(Engine, "connect", switch_off)
 
 
 def _create_history(home: Path) -> None:
-    """Create the databases of a history; each appears whole. Call it with the lock."""
-    with _new_databases(home) as folder:
-        DagsterSqliteStorage(str(folder)).dispose()
-        for file in [path for path in folder.rglob("*") if path.is_file()]:
+    """Create the databases of a history; each appears whole. Call it with the lock.
+
+    They are written without syncing the disk, which stock storage does forty times, and synced at the end.
+    """
+    _allow_without_syncs()
+    with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED) as folder:
+        before = _without_syncs.set(True)
+        try:
+            DagsterSqliteStorage(folder).dispose()
+        finally:
+            _without_syncs.reset(before)
+        for file in [path for path in Path(folder).rglob("*") if path.is_file()]:
             target = home / file.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
@@ -176,9 +183,11 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     @functools.cached_property
     def _without_events(self) -> bytes:
         """The file of a run without events: every new one has these bytes."""
-        with _new_databases() as folder:
-            file = folder / "run.db"
-            self._initdb(create_engine(URL.create("sqlite", database=str(file)), poolclass=NullPool))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "run.db")
+            engine = create_engine(URL.create("sqlite", database=str(file)), poolclass=NullPool)
+            listen(engine, "connect", _switch_off_syncs)
+            self._initdb(engine)
             return file.read_bytes()
 
     def dispose(self) -> None:
