@@ -17,6 +17,7 @@ from imagemill.fs.atomic import (
     is_orphan,
     owner_name,
     process_birth,
+    sweep_own_temporaries,
     sweep_temporaries,
     temporaries,
     temporary_path,
@@ -145,6 +146,19 @@ def test_sweep_leaves_other_names_folders_and_missing_folders_alone(tmp_path):
     assert sweep_temporaries(tmp_path / "missing") == 0
     assert sweep_temporaries(tmp_path, folders=True) == 1
     assert sorted(os.listdir(tmp_path)) == [".tmp-by-someone-else", "abc.npy"]
+
+
+def test_sweep_of_own_temporaries_leaves_those_of_every_other_process(tmp_path):
+    """Another run may be writing to the same folder."""
+    own = temporary_path(tmp_path)
+    of_a_worker = tmp_path / f".tmp-{owner_name()}-1x000001"
+    of_others = tmp_path / f".tmp-{owner_name()}0-1x000001", tmp_path / ".tmp-by-someone-else", tmp_path / "abc.npy"
+    for path in (own, of_a_worker, *of_others):
+        path.write_bytes(b"")
+
+    assert sweep_own_temporaries(tmp_path) == 2
+
+    assert sorted(tmp_path.iterdir()) == sorted(of_others)
 
 
 def test_write_if_changed_keeps_the_modification_time_of_an_equal_file(tmp_path):

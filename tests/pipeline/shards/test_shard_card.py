@@ -106,7 +106,7 @@ def test_licence_is_in_front_matter_where_one_is_configured(tmp_path):
 
 
 def test_hub_reads_the_front_matter_and_the_card(tmp_path):
-    """Text that is no ASCII, and long lines, are as they were written."""
+    """Text that is not ASCII and long lines stay as they were written."""
     bucket_set(tmp_path)
 
     text = written(tmp_path, licence="Übersetzung " * 20)
