@@ -21,7 +21,7 @@ from imagemill.inputs.row_captions import METADATA
 from imagemill.options import ResumeOptions
 from imagemill.pipeline.problem_list import OF_LINES, InputProblem
 from imagemill.pipeline.stage2.passes import Passes
-from imagemill.pipeline.status import Status, read_status
+from imagemill.pipeline.status import Status, read_state
 from imagemill.store.ledger import DECISIONS
 from imagemill.store.locations import refuse_no_images
 from io_managers.refusals import not_arrived
@@ -53,9 +53,9 @@ def make_missing(context: dg.OpExecutionContext, config: ResumeConfig, data_root
         return
     with open_command(session, parent=context.run) as work:
         _embed_and_publish(work, context.run, config)
-        status = read_status(session, work.embedded)
-        write_snapshot(work, status, everything=not given)
-    _end(context, work, status)
+        state = read_state(session, work.embedded)
+        write_snapshot(work, state, everything=not given)
+    _end(context, work, state.status)
 
 
 def _embed_and_publish(work: CommandSession, run: dg.DagsterRun, config: ResumeConfig) -> None:

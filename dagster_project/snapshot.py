@@ -1,13 +1,11 @@
-"""The state of a data root at the end of the last command, in `.imagemill/snapshot.json`.
+"""The snapshot at the end of a command (imagemill/pipeline/snapshot.py), and the run that finds nothing to do.
 
     command ends ──> snapshot ──> `imagemill status`: the counts, without looking at the files again
                              └──> `imagemill run`: nothing to do, if nothing has changed since
 
-A snapshot holds for one content of the ledger: once another command, or a run of the UI, has changed the ledger, it is not used.
-
-Its second use needs more. A run may end at once only if it would read what the last run read, and the last run left nothing to
-do. The digest of what a run reads is therefore made from the listings that the last run planned with, from the records as it
-merged them and from the sets as it verified them, never from a later look at the disk.
+The second use needs more than an equal ledger. A run may end at once only if it would read what the last run read, and the last
+run left nothing to do. The digest of what a run reads is therefore made from the listings that the last run planned with, from
+the records as it merged them and from the sets as it verified them, never from a later look at the disk.
 
 Reference: docs/decisions/0103-snapshot.md.
 """
@@ -23,29 +21,22 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from dagster_project.internals.history_state import HistoryState, history_state
-from imagemill.config import Config
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
-from imagemill.fs.fingerprints import RunningFingerprint, file_signature
-from imagemill.inputs.listing import list_paths
-from imagemill.inputs.scan import fingerprint_names
-from imagemill.pipeline.problem_list import RENAMED
+from imagemill.fs.fingerprints import RunningFingerprint
 from imagemill.pipeline.session import Session
+from imagemill.pipeline.snapshot import FORMAT, Snapshot, read_snapshot, settings_lines, signature, state_read
 from imagemill.pipeline.stage2.inventory import Inventory
-from imagemill.pipeline.status import Status
+from imagemill.pipeline.status import State, Status
 from imagemill.store.ledger import HISTORY, Ledger
-from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
+from imagemill.store.ledger.schema import SNAPSHOT
 from imagemill.store.second_copy import refresh
-from imagemill.text.settings import described
 from imagemill.validation.shard_sets import is_verified, set_folders
 
-# Raised by a release that makes something else of the same input, so that the next run after the upgrade takes the whole way.
-FORMAT = 1
-
-# Settings that came after the digest, see `described`.
-_ADDED = {"engine", "limits", "name", "object_storage", "push", "share"}
+# A snapshot of more would take longer to read than the viewer saves.
+_MOST_DIFFERING = 100_000
 
 
 class Ended(Protocol):
@@ -83,58 +74,12 @@ class Ended(Protocol):
         ...
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """The state of a data root.
-
-    Attributes:
-        release: release of imagemill that wrote it.
-        ledger: state of the ledger's file.
-        names: fingerprint of the names in `approved/`.
-        status: counts and problems.
-        inputs: `total` and `refused` of the last merge of the records.
-        checks: name → whether the check passed; `warnings`: those that warned.
-        settled: `_digest` of all that a run reads, if a run would change nothing; else blank.
-        written_at: seconds since the epoch.
-        format: number of the rules by which it was made; one with other rules is not used.
-    """
-
-    release: str
-    ledger: str
-    names: str
-    status: Status
-    inputs: dict[str, int]
-    checks: dict[str, bool]
-    warnings: list[str]
-    settled: str
-    written_at: float
-    format: int = 1
-
-    @property
-    def time(self) -> str:
-        """When it was written, for people."""
-        return f"{datetime.fromtimestamp(self.written_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-    @property
-    def renames(self) -> bool:
-        """Whether there were renames to accept."""
-        return any(problem.reason == RENAMED for problem in self.status.problems)
-
-
-def read_snapshot(root: DataRoot) -> Snapshot | None:
-    """Return the snapshot; None if it does not exist, cannot be read, or the ledger has changed since."""
-    with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
-        found = msgspec.json.decode((root.state / SNAPSHOT).read_bytes(), type=Snapshot)
-        if (found.format, found.ledger) == (FORMAT, state_of_files(root.ledger)):
-            return found
-    return None
-
-
-def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
+def write_snapshot(work: Ended, state: State, *, everything: bool) -> None:
     """Record the state at the end of a command. A disk that is full is ignored here, because every writer reports it.
 
     Args:
         work: the command.
-        status: state after the command.
+        state: after the command.
         everything: whether the command was to bring the whole data root up to date.
     """
     session, root, checks = work.session, work.session.root, work.checks()
@@ -142,17 +87,18 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
     history = history_state(root)
     if passed and history and history.id:
         _record_history(session, history.id)
-    settled = _settled(session, history) if passed and history and _is_idle(status) else None
-    images = status.images
+    settled = _settled(session, history) if passed and history and _is_idle(state.status) else None
+    images = state.status.images
     status = msgspec.structs.replace(
-        status, images=msgspec.structs.replace(images, embedded=0, up_to_date=images.up_to_date + images.embedded)
+        state.status, images=msgspec.structs.replace(images, embedded=0, up_to_date=images.up_to_date + images.embedded)
     )
     session.ledger.note_gone({problem.item for problem in status.problems if problem.outcome == "gone"})
     merged = work.counts().get("stage2_jsonl", {})
+    is_short = len(state.differing) <= _MOST_DIFFERING
     found = Snapshot(
         release=version("imagemill"),
         ledger=session.ledger.file_state(),
-        names=session.planned.approved.names if session.planned else names_state(session),
+        names=state.inventory.approved.names,
         status=status,
         inputs={name: merged[name] for name in ("total", "refused") if name in merged},
         checks=checks,
@@ -160,6 +106,8 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
         settled=settled or "",
         written_at=datetime.now(UTC).timestamp(),
         format=FORMAT,
+        read=state_read(session, state.inventory.approved.digest) if is_short else "",
+        differing=state.differing if is_short else {},
     )
     _store(found, root)
 
@@ -167,15 +115,6 @@ def write_snapshot(work: Ended, status: Status, *, everything: bool) -> None:
 def _store(found: Snapshot, root: DataRoot) -> None:
     with contextlib.suppress(OSError, ImagemillError):
         write_bytes_atomic(root.state / SNAPSHOT, msgspec.json.encode(found))
-
-
-def names_state(session: Session) -> str:
-    """Return a fingerprint of the paths in `approved/`, which are listed but not looked up; without the folder, of no paths."""
-    root = session.root
-    try:
-        return fingerprint_names(list_paths(root.approved, session.inputs, root.other_folders))
-    except FileNotFoundError:
-        return fingerprint_names([])
 
 
 def settled_snapshot(session: Session) -> Snapshot | None:
@@ -196,7 +135,7 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     inventory = session.look()
     if not found.settled.startswith(_approved(inventory)):  # as after most changes; the rest takes longer to compare
         return None
-    here = _Read(inventory, _signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
+    here = _Read(inventory, signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
     if _digest(session, here, history, found.release) != found.settled:
         return None
     if refresh(session.root, session.reading, required=True):  # the digest includes a copy
@@ -280,7 +219,7 @@ def _settled(session: Session, history: HistoryState) -> str | None:
     root, ledger = session.root, session.ledger
     merged = ledger.verified(root.stage2_jsonl)
     inventory = session.planned
-    if inventory is None or session.overview() is not inventory or merged != _signature(root.stage2_jsonl):
+    if inventory is None or session.overview() is not inventory or merged != signature(root.stage2_jsonl):
         return None
     # The check of the sets has just compared them with these signatures.
     return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)), history, version("imagemill"))
@@ -291,7 +230,7 @@ def _digest(session: Session, read: _Read, history: HistoryState, release: str) 
     if read.sets is None or session.config.near_duplicates.exclude:
         return None
     digest = RunningFingerprint()
-    digest.update_lines((release, *_settings(session.config), history.state, str(read.records), *read.sets))
+    digest.update_lines((release, *settings_lines(session.config), history.state, str(read.records), *read.sets))
     digest.update_lines(_listed(read.inventory))
     return f"{_approved(read.inventory)}{digest}"
 
@@ -299,11 +238,6 @@ def _digest(session: Session, read: _Read, history: HistoryState, release: str) 
 def _approved(inventory: Inventory) -> str:
     """Return the beginning of each digest of a run over this listing."""
     return f"{inventory.approved.digest} "
-
-
-def _settings(config: Config) -> Iterator[str]:
-    yield described(config, Config(), _ADDED)
-    yield from (repr((spec.kind, spec.folder, spec.contract)) for spec in embedding_specs())
 
 
 def _listed(inventory: Inventory) -> Iterator[str]:
@@ -327,8 +261,4 @@ def _recorded_sets(root: DataRoot, ledger: Ledger) -> list[str]:
 
 
 def _signature_of(path: Path) -> str:
-    return f"{path} {_signature(path)}"
-
-
-def _signature(path: Path) -> str | None:
-    return file_signature(path) if path.is_file() else None
+    return f"{path} {signature(path)}"

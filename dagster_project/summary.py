@@ -19,7 +19,7 @@ from imagemill.pipeline.accounting import progress_line
 from imagemill.pipeline.problem_list import RENAMED, InputProblem, renames_line
 from imagemill.pipeline.shards.packing import change_lines
 from imagemill.pipeline.stage2.models_in_use import model_lines, preview_kinds, preview_notice
-from imagemill.pipeline.status import Status, input_lines, read_status
+from imagemill.pipeline.status import Status, input_lines, read_state
 from imagemill.store.ledger import DECISIONS
 from imagemill.store.provenance import read_identity
 from imagemill.text.units import as_duration, as_rate, counted
@@ -212,11 +212,11 @@ def report(work: Ended, *, fail_on_skip: bool, everything: bool = False) -> int:
 
     `everything`: whether the command brings the whole data root up to date.
     """
-    status = read_status(work.session, work.embedded)
-    for line in summary_lines(work, status):
+    state = read_state(work.session, work.embedded)
+    for line in summary_lines(work, state.status):
         click.echo(line)
-    write_snapshot(work, status, everything=everything)
-    return exit_code(work, status, fail_on_skip=fail_on_skip)
+    write_snapshot(work, state, everything=everything)
+    return exit_code(work, state.status, fail_on_skip=fail_on_skip)
 
 
 def report_unchanged(work: Unchanged, *, fail_on_skip: bool) -> int:

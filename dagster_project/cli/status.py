@@ -7,16 +7,15 @@ import click
 import msgspec
 
 from dagster_project.cli.options import root_options
-from dagster_project.snapshot import names_state, read_snapshot
 from imagemill.fs.folders import is_folder
 from imagemill.fs.location import parse_location
 from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.pipeline.problem_list import renames_line
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.shards.shard_statistics import POOR_USE, is_poor, use_line
+from imagemill.pipeline.snapshot import names_state, read_snapshot
 from imagemill.pipeline.stage2.models_in_use import preview_notice
 from imagemill.pipeline.status import Status, input_lines, ledger_of_runs, read_status
-from imagemill.store.ledger.overview import Overview
 from imagemill.store.locations import gone
 from imagemill.text.units import as_size, counted
 
@@ -47,7 +46,7 @@ def command(session: Session, url: str | None, fresh: bool, since: str | None, a
     if as_json:
         from imagemill.pipeline.image_states import read_states  # NumPy: a quarter of the time of other reports
 
-        with closing(Overview(read_states(session, inventory).rows)) as table:
+        with closing(read_states(session, inventory, fresh=fresh).table) as table:
             filters = table.named_counts()
         document = {**msgspec.to_builtins(status), "filters": filters, "reasons": status.reasons(), "complete": status.complete,
                     "folders_gone": {name: str(place) for name, place in lost.items()},

@@ -125,14 +125,14 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
     """Yield the record of each canonical line, and the bytes (with line ending) of every other line. See `decode_canonical`."""
-    for block in _blocks(path):
+    for block in read_blocks(path):
         yield from decode_canonical(block, decoder)
 
 
 def read_typed_spans(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[tuple[Span, _T | bytes]]:
     """Yield what `read_typed` does, each with its position."""
     start, numbers = 0, itertools.count(1)
-    for block in _blocks(path):
+    for block in read_blocks(path):
         begin = 0
         for found, number in zip(decode_canonical(block, decoder), numbers, strict=False):
             end = block.find(b"\n", begin)
@@ -143,7 +143,7 @@ def read_typed_spans(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[
         start += len(block)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def read_blocks(path: Path) -> Iterator[bytes]:
     """Yield the whole lines of a file, many at once."""
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):

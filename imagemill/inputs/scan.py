@@ -3,10 +3,13 @@
 Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2.md#caption-sources
 """
 
+import gc
 import os
+import subprocess
+import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +236,29 @@ def list_approved(folder: Folder, inputs: InputSettings = NEW_INPUTS, own: Colle
     _refuse_missing(folder)
     inputs = _with_metadata_below(inputs, folder)
     return ListedFolder(list_entries(folder, inputs, own), inputs, _named_metadata(folder, inputs.metadata))
+
+
+def start_digest(folder: Path, inputs: InputSettings, own: Collection[Path]) -> Callable[[], str]:
+    """Begin `list_approved` in a child process, and return the function that waits for the digest of the result.
+
+    Raises:
+        MissingInput: by the returned function, if the folder does not exist.
+    """
+    words = [msgspec.json.encode(inputs).decode(), str(folder), *map(str, own)]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+
+    def result() -> str:
+        digest, _ = process.communicate()
+        # List again here, so that an error is raised in this process.
+        return list_approved(folder, inputs, own).digest if process.returncode else digest.decode()
+
+    return result
 
 
 # Input settings that came after the digest, see `described`.
@@ -638,3 +664,10 @@ def _printable(name: str) -> str:
     # Names that are not UTF-8 arrive as lone surrogates, which SQLite cannot store; a line break would split a summary.
     visible = "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in name)
     return visible.encode("utf-8", "backslashreplace").decode()
+
+
+if __name__ == "__main__":
+    gc.disable()  # the entries stay until the end
+    settings, *places = sys.argv[1:]
+    approved, *own_folders = map(Path, places)
+    sys.stdout.write(list_approved(approved, msgspec.json.decode(settings, type=InputSettings), own_folders).digest)

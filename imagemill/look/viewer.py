@@ -207,12 +207,14 @@ class Viewer:
             with _without_collections():
                 found = read_states(self._session)
                 self._overview.close()
-                self._overview = Overview(found.rows)
+                self._overview = found.table
             self._problems = found.problems
             self._shown = None
             approved = self._session.root.approved
             # Objects are looked up again when the ledger has changed.
-            self._folders = sorted(approved / folder for folder in found.folders) if isinstance(approved, Path) else []
+            self._folders = (
+                [approved / folder for folder in self._overview.folders()] if isinstance(approved, Path) else []
+            )
             folders = [_mtime(folder) for folder in self._looked_at()]
             # A folder that changed meanwhile is read again by the next call.
             is_fresh = max((changed for changed in folders if changed), default=0) < began - _COARSEST_NS
@@ -442,7 +444,10 @@ class Viewer:
 
     def _images(self, items: Iterable[str]) -> list[str]:
         """Return those items that `withdraw` accepts."""
-        known = known_images(self.session.reading, read_recorded(self.session.root.stage2_jsonl))
+        items, ledger = list(items), self.session.reading
+        known = set(ledger.sources(items))
+        if not known.issuperset(items):  # the ids of all records need not be read for others
+            known = known_images(ledger, read_recorded(self.session.root.stage2_jsonl))
         return [item for item in items if item in known]
 
     # ---- pictures

@@ -25,13 +25,15 @@ from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, plans_for
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import FROM_METADATA, Ledger, Problem
+from imagemill.store.ledger.overview import UP_TO_DATE, Listed
 from imagemill.text.units import counted
 
 Outcome = Literal["refused", "failed", "waiting", "embedded", "up_to_date"]
 
 COUNTERS = ("refused", "failed", "waiting", "skipped", "migrated_new", "extracted", "enriched")
 EXTRACTED = (DINOV3.kind, "extracted")
+_DONE = ("up_to_date", "embedded")
 _NEW = {(ASSET, ADDED), (ASSET, MIGRATED)}
 
 
@@ -132,11 +134,33 @@ class Standing:
             found.update((image_id, outcome) for image_id in found.keys() & ids)
         return found
 
-    def counts(self, embedded: Set[str] = frozenset()) -> ImageCounts:
-        """Count the images of `approved/`, for all kinds."""
-        outcomes = self.outcomes([spec.kind for spec in self.plans], embedded, migrate=True)
+    def counts(self, outcomes: Mapping[str, Outcome]) -> ImageCounts:
+        """Count the images of `approved/` by their outcomes."""
         seen: list[Outcome] = [outcomes[image_id] for image_id in outcomes if image_id in self.scan.sources]
         return ImageCounts.of(seen, len(self.scan.refused_images))
+
+    def differing(
+        self, outcomes: Mapping[str, Outcome], ledger: Ledger, recorded: Iterable[str]
+    ) -> dict[str, Listed | None]:
+        """Return the items of which the rows of the ledger alone do not tell file and outcome, see `Additions`.
+
+        Args:
+            outcomes: of all kinds. Embedded images count as up to date.
+            ledger: rows of images.
+            recorded: ids of records.
+        """
+        sources, files = self.scan.sources, dict(ledger.source_files())
+        refused = {problem.item: Listed(problem.item, "refused") for problem in self.scan.refused_images}
+        found: dict[str, Listed | None] = {
+            **dict.fromkeys(files.keys() - sources.keys()),
+            **dict.fromkeys(image_id for image_id in recorded if image_id not in files),
+            **refused,
+        }
+        for image_id, source in sources.items():
+            is_done = outcomes[image_id] in _DONE
+            if not is_done or files.get(image_id) != source.file_name:
+                found[image_id] = Listed(source.file_name, UP_TO_DATE if is_done else outcomes[image_id])
+        return found
 
 
 def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
@@ -163,19 +187,25 @@ def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
 
 
 def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:
-    """Return the images without a caption in the ledger whose caption files no run has read.
+    """Return the images with a caption file that no run has read, or that has changed since.
 
     A run that has read one without a text has recorded a problem of the file or of the image.
     """
-    sources = scan.sources
-    new = {image_id for image_id, source in sources.items() if source.caption is not None} - ledger.captioned_ids()
+    sources, known = scan.sources, ledger.sidecar_signatures()
+    unread = {
+        image_id
+        for image_id, source in sources.items()
+        if source.caption is not None and known.get(image_id) != source.caption
+    }
     read = {
         p.item
-        for p in ledger.problems(sorted(new))
+        for p in ledger.problems(sorted(unread))
         if (p.asset == SIDECARS and p.stat == sources[p.item].caption)
         or (p.reason == "missing_caption" and p.stat == sources[p.item].stat)
     }
-    return new - read
+    # Whether such a file has been read is not recorded.
+    of_rows = {row.image_id for row in ledger.captions(sorted(unread)).values() if row.origin == FROM_METADATA}
+    return unread - read - of_rows
 
 
 def embedded_images(changes: Mapping[str, Set[tuple[str, str]]]) -> set[str]:
@@ -208,7 +238,8 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     complete = {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
     counts["refused"] += len(standing.scan.refused_images)
-    images = standing.counts(embedded_images(changes))
+    kinds = [spec.kind for spec in standing.plans]
+    images = standing.counts(standing.outcomes(kinds, embedded_images(changes), migrate=True))
     return {
         **{name: counts[name] for name in COUNTERS},
         "total": counts.total(),

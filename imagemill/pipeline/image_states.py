@@ -8,10 +8,9 @@ Counts of outcomes are those of accounting.py, problems those of problem_list.py
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import closing
-from functools import cache
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from typing import Literal, NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
 from imagemill.domain.embedding_specs import VAE
@@ -20,11 +19,11 @@ from imagemill.pipeline.accounting import Standing
 from imagemill.pipeline.curation.near_duplicates import duplicates_in, read_groups, read_summary
 from imagemill.pipeline.problem_list import InputProblem, current_problems, list_problems
 from imagemill.pipeline.session import Session
-from imagemill.pipeline.shards.shard_sets import IndexLine, bucket_folder, live_lines, read_manifest
+from imagemill.pipeline.shards.shard_sets import bucket_folder, live_places, read_manifest
+from imagemill.pipeline.snapshot import Snapshot, read_snapshot, state_read
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import ledger_of_runs
-from imagemill.store.ledger import ShownCaption
-from imagemill.store.ledger.overview import ImageState, Overview
+from imagemill.store.ledger.overview import Additions, Listed, Overview
 
 
 def latent_picture(session: Session) -> Literal["original", "bucket"]:
@@ -32,90 +31,61 @@ def latent_picture(session: Session) -> Literal["original", "bucket"]:
     return session.in_force(VAE).contract["size"]
 
 
-_NO_CAPTION: Final = ShownCaption("", None, None, None, False)
-
-
 class States(NamedTuple):
-    """The state of each item, in no order; all problems; and the folders of `approved/` that contain images."""
+    """The state of each item, and all problems. Close the table."""
 
-    rows: Iterator[ImageState]
+    table: Overview
     problems: list[InputProblem]
-    folders: set[str]
 
 
-def read_states(session: Session, inventory: Inventory | None = None) -> States:
-    """Gather the state of a data root.
+def read_states(session: Session, inventory: Inventory | None = None, *, fresh: bool = False) -> States:
+    """Gather the state of a data root. If nothing has changed since the last command, only `approved/` is listed.
 
     Args:
         session: the session of the data root.
         inventory: a listing that the caller has made; a new one without it.
+        fresh: whether to list the other folders and plan every kind in any case.
 
     Raises:
         MissingInput: if nothing has run, or the folder of images is gone.
     """
     inventory = inventory or session.overview()
+    snapshot = None if fresh else read_snapshot(session.root)
+    if snapshot and snapshot.read and (found := _states_of(session, snapshot, inventory)):
+        return found
     inventory.list_ahead()
     scan = inventory.scan
     ledger = ledger_of_runs(session)
     standing = Standing.read(inventory, ledger, current_problems(scan, ledger), captioned=session.captioned)
     outcomes = standing.outcomes([spec.kind for spec in standing.plans], migrate=True)
     problems = list_problems(inventory, ledger, standing.problems)
+    return States(_table(session, standing.differing(outcomes, ledger, inventory.recorded.lines), problems), problems)
+
+
+def _states_of(session: Session, snapshot: Snapshot, inventory: Inventory) -> States | None:
+    """Return the state that a snapshot has; None if something has changed since."""
+    digest = inventory.start_digest()
+    table = _table(session, snapshot.differing, snapshot.status.problems)
+    with suppress(ImagemillError):  # an unreadable configuration or a missing folder, which their use reports
+        if snapshot.read == state_read(session, digest()):
+            return States(table, snapshot.status.problems)
+    table.close()
+    return None
+
+
+def _table(session: Session, differing: Mapping[str, Listed | None], problems: Iterable[InputProblem]) -> Overview:
     reasons: dict[str, set[str]] = defaultdict(set)
     for problem in problems:
         reasons[problem.item].add(problem.reason)
-    refused_names = {problem.item for problem in scan.refused_images}
-    withdrawn, marks = ledger.withdrawals(), ledger.marks()
-    samples, duplicates = _samples(session), _near_duplicates(session)
     use = use_of_crop if latent_picture(session) == "bucket" else use_of_window
 
-    @cache
     def training(width: int, height: int) -> tuple[str, float, float]:
-        """Return bucket, coverage and enlargement of images of a size."""
         bucket = assign_bucket(width, height)
         coverage, enlargement = use(width, height, bucket)
         return bucket, coverage, enlargement
 
-    sizes = ledger.sizes()
-
-    def state(item: str, caption: ShownCaption = _NO_CAPTION) -> ImageState:
-        listed, is_refused, size = scan.sources.get(item), item in refused_names, sizes.get(item)
-        width, height = size or (None, None)
-        bucket, coverage, enlargement = training(*size) if size else (None, None, None)
-        _, text, origin, tokens, truncated = caption
-        tar, offset = samples.get(item, (None, None))
-        # By position, in order of the fields: keywords take six times as long.
-        return ImageState(
-            item,
-            listed.file_name if listed else item if is_refused else None,
-            listed is not None or is_refused,
-            outcomes[item] if listed else "refused" if is_refused else "",
-            tuple(sorted(reasons[item])) if item in reasons else (),
-            width,
-            height,
-            bucket,
-            coverage,
-            enlargement,
-            text,
-            origin,
-            tokens,
-            truncated,
-            tar,
-            offset,
-            duplicates.get(item),
-            withdrawn.get(item),
-            item in marks,
-        )
-
-    def states() -> Iterator[ImageState]:
-        others = dict.fromkeys(
-            (*scan.sources, *refused_names, *sizes, *inventory.recorded.lines, *samples, *withdrawn, *marks, *reasons)
-        )
-        for caption in ledger.shown_captions():
-            others.pop(caption.image_id, None)
-            yield state(caption.image_id, caption)
-        yield from map(state, others)
-
-    return States(states(), problems, {source.file_name.rpartition("/")[0] for source in scan.sources.values()})
+    added = Additions(differing, reasons, _samples(session), _near_duplicates(session), training)
+    return Overview.of(session.root.ledger, added)
 
 
 class Share(NamedTuple):
@@ -131,22 +101,19 @@ def limited_shares(session: Session) -> list[Share]:
     """Return the share of each filter that the configuration limits; no state is read if it limits none."""
     if not (limits := session.config.limits):
         return []
-    with closing(Overview(read_states(session).rows)) as table:
+    with closing(read_states(session).table) as table:
         counts = table.counts()
     return [Share(name, counts[name], counts[name] / max(1, counts["seen"]), limit) for name, limit in limits.items()]
 
 
-def _samples(session: Session) -> dict[str, tuple[str, int]]:
-    """Return tar and offset of each live sample. Sets that cannot be read have none; `status` reports them."""
-    found: dict[str, tuple[str, int]] = {}
-    for bucket in BUCKETS:
-        folder = bucket_folder(session.root.shards, bucket)
-        try:
-            lines: list[IndexLine] = live_lines(folder) if read_manifest(folder) else []
-        except (ImagemillError, OSError):
-            continue
-        found.update((line.image_id, (f"{folder.name}/{line.shard}", line.offset)) for line in lines)
-    return found
+def _samples(session: Session) -> Iterator[tuple[str, str, int]]:
+    """Yield id, tar and offset of each live sample. Sets that cannot be read have none; `status` reports them."""
+    for folder in (bucket_folder(session.root.shards, bucket) for bucket in BUCKETS):
+        if read_manifest(folder):
+            before, places = f"{folder.name}/", []
+            with suppress(ImagemillError):
+                places = list(live_places(folder))
+            yield from ((each.image_id, before + each.shard, each.offset) for each in places)
 
 
 def _near_duplicates(session: Session) -> dict[str, str]:

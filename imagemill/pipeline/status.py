@@ -8,6 +8,7 @@ Images are counted in accounting.py; the report on one image is in image_report.
 from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,7 @@ from imagemill.pipeline.shards.shard_sets import bucket_folder, load_manifest
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.store.ledger import DECISIONS, Ledger, Problem
+from imagemill.store.ledger.overview import Listed
 from imagemill.store.locations import nothing_has_run
 from imagemill.store.second_copy import newest
 from imagemill.text.units import counted
@@ -154,22 +156,38 @@ def _is_left_out(problem: Problem, inputs: InputSettings, scan: Scan) -> bool:
     return unread and image_id_of(problem.item) not in scan.sources
 
 
-def read_status(
-    session: Session, embedded: frozenset[str] | set[str] = frozenset(), inventory: Inventory | None = None
-) -> Status:
+class State(NamedTuple):
+    """A status; the listing that it was read from; and what `store.ledger.overview.Additions` calls `differing`."""
+
+    status: Status
+    inventory: Inventory
+    differing: dict[str, Listed | None]
+
+
+def read_status(session: Session, inventory: Inventory | None = None) -> Status:
     """Gather the state of a data root from listings, ledger, records and manifests.
 
     Args:
         session: the session of the data root.
-        embedded: images for which the calling command made a file.
         inventory: a listing that the caller has made; a new one without it.
+    """
+    return read_state(session, inventory=inventory).status
+
+
+def read_state(
+    session: Session, embedded: frozenset[str] | set[str] = frozenset(), inventory: Inventory | None = None
+) -> State:
+    """Gather the state of a data root as `read_status` does.
+
+    `embedded`: images for which the calling command made a file.
     """
     inventory, status = inventory or session.overview(), Status()
     scan = inventory.scan  # before the ledger: a missing folder of images is reported first
     ledger = ledger_of_runs(session)
     problems = current_problems(scan, ledger)
     standing = Standing.read(inventory, ledger, problems, captioned=session.captioned)
-    status.images = standing.counts(embedded)
+    outcomes = standing.outcomes([spec.kind for spec in standing.plans], embedded, migrate=True)
+    status.images = standing.counts(outcomes)
     status.kinds = {
         spec.kind: {"done": len(plan.done), "to do": len(plan.jobs), "refused": len(plan.refused)}
         for spec, plan in standing.plans.items()
@@ -196,7 +214,7 @@ def read_status(
             continue
         except ImagemillError as error:
             status.unreadable[bucket] = f"{error.what}; {error.do}"
-    return status
+    return State(status, inventory, standing.differing(outcomes, ledger, inventory.recorded.lines))
 
 
 def input_lines(status: Status) -> Iterator[tuple[str, str]]:

@@ -14,13 +14,14 @@ import dagster as dg
 import pytest
 
 from assets.partitions import images
-from dagster_project import snapshot
+from dagster_project import snapshot as writing
 from dagster_project.internals.instance import open_instance
 from dagster_project.work import CommandSession
 from imagemill.config import Config
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.domain.layout import DataRoot
 from imagemill.fs.fingerprints import fingerprint
+from imagemill.pipeline import snapshot
 from imagemill.store.ledger import HISTORY, ROOT_ID, Ledger
 from imagemill.store.ledger.schema import SNAPSHOT
 from imagemill.store.second_copy import newest
@@ -95,7 +96,7 @@ def test_upgrade_starts_no_run_and_leaves_the_history_as_it_is(data_root, tmp_pa
     stub_every_kind(monkeypatch)
     photos(data_root, "a", "b", size=(24, 24))
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "_record_history", lambda *_: None)
+        patch.setattr(writing, "_record_history", lambda *_: None)
         assert called(data_root, "run").code == 0
     as_of_previous_release(data_root)
     before = known_to(data_root)
@@ -120,21 +121,23 @@ def test_upgrade_after_a_change_takes_the_whole_way(settled):
 
 def test_snapshot_of_another_release_holds_unless_its_rules_are_others(settled, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "version", lambda _: "0.0.9")
+        patch.setattr(writing, "version", lambda _: "0.0.9")
         (settled.state / SNAPSHOT).unlink()
         assert not is_unchanged(settled)
     assert is_unchanged(settled)
 
-    monkeypatch.setattr(snapshot, "FORMAT", snapshot.FORMAT + 1)
+    later = snapshot.FORMAT + 1
+    for module in (snapshot, writing):
+        monkeypatch.setattr(module, "FORMAT", later)
     assert not is_unchanged(settled)
     assert is_unchanged(settled)
 
 
 def test_digest_has_the_settings_of_the_previous_release_while_later_ones_are_unset():
     """If a setting is added, its name belongs in `_ADDED`; after a change of one, or of a default, raise `FORMAT`."""
-    text = next(snapshot._settings(Config()))
+    text = next(snapshot.settings_lines(Config()))
     assert fingerprint(text.encode()) == "xxh3:9ab3b0c286912f6cbd203d4688cade17"
-    assert next(snapshot._settings(Config(name="animals"))) == text.replace("(", "(name='animals', ", 1)
+    assert next(snapshot.settings_lines(Config(name="animals"))) == text.replace("(", "(name='animals', ", 1)
 
 
 def test_ledger_records_the_history_that_it_reported_to(settled):

@@ -7,15 +7,16 @@ import errno
 import os
 import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import T5
-from imagemill.domain.inputs import OLD_INPUTS, InputSettings, normalise_caption
+from imagemill.domain.inputs import NEW_INPUTS, OLD_INPUTS, InputSettings, normalise_caption
 from imagemill.errors import MissingInput
 from imagemill.inputs import listing, sidecars
-from imagemill.inputs.scan import classify, list_approved, scan_approved
+from imagemill.inputs.scan import classify, list_approved, scan_approved, start_digest
 from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import current_problems
@@ -385,3 +386,27 @@ def test_masks_of_a_root_of_an_earlier_release_stay_images(tmp_path):
     touch(tmp_path, "a.jpg", "a-masklabel.png")
 
     assert list(scan_approved(tmp_path, OLD_INPUTS).sources) == ["a-masklabel", "a"]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        NEW_INPUTS,
+        OLD_INPUTS,
+        msgspec.structs.replace(NEW_INPUTS, exclude=("b/*",), share="1/2", metadata="rows.csv", formats=("png",)),
+    ],
+)
+def test_digest_of_a_listing_in_another_process_is_that_of_this_one(tmp_path, inputs):
+    approved, own = tmp_path / "approved", tmp_path / "derived"
+    for name in ("a.png", "a.txt", "b/c.jpg", "d e/f.webp", "rows.csv", ".hidden", "bell\a.png"):
+        (approved / name).parent.mkdir(parents=True, exist_ok=True)
+        (approved / name).write_text(name)
+    own.mkdir()
+    (approved / "linked").symlink_to(own)
+
+    assert start_digest(approved, inputs, [own])() == list_approved(approved, inputs, [own]).digest
+
+
+def test_listing_in_another_process_raises_for_a_missing_folder(tmp_path):
+    with pytest.raises(MissingInput, match="no folder of approved images"):
+        start_digest(tmp_path / "approved", NEW_INPUTS, [])()

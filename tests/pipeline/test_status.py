@@ -6,16 +6,17 @@ Spec: docs/spec/conventions.md#no-silent-loss, docs/spec/conventions.md#refused-
 import json
 import os
 
+import msgspec
 import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import MissingInput
-from imagemill.fs.fingerprints import file_signature
+from imagemill.fs.fingerprints import FileSignature, file_signature
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.accounting import ImageCounts
 from imagemill.pipeline.stage2.image_metadata import complete_facts
-from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger import FROM_METADATA, Ledger, Problem
 from tests.helpers.sessions import explain, read_status
 from tests.helpers.stage2 import embed, pack, photos, record_of, stage2, write_records, write_text
 
@@ -92,6 +93,26 @@ def test_image_whose_caption_no_run_has_read_is_waiting(root):
     status = read_status(root)
     assert status.images == ImageCounts(seen=4, up_to_date=2, waiting=2)
     assert {kind: counts["to do"] for kind, counts in status.kinds.items()} == dict.fromkeys(KINDS, 2)
+
+
+def test_image_whose_caption_has_changed_since_is_waiting(root):
+    """It counted as up to date until a run had read the caption."""
+    (root.approved / "a.txt").write_text("edited since")
+
+    assert read_status(root).images == ImageCounts(seen=2, up_to_date=1, waiting=1)
+    with Ledger(root.ledger) as ledger:
+        survey(root.approved, ledger)
+    assert read_status(root).kinds[T5.kind] == {"done": 1, "to do": 1, "refused": 0}
+
+
+def test_blank_caption_file_beside_a_caption_of_a_metadata_file_waits_for_nothing(root):
+    """No run uses it, and none records that it has read it."""
+    with Ledger(root.ledger) as ledger:
+        (row,) = ledger.captions(["a"]).values()
+        ledger.record_captions([msgspec.structs.replace(row, stat=FileSignature("rows.csv"), origin=FROM_METADATA)])
+    (root.approved / "a.txt").write_text("")
+
+    assert read_status(root).images == ImageCounts(seen=2, up_to_date=2)
 
 
 def test_input_that_several_assets_refuse_for_one_reason_counts_once(root):

@@ -49,7 +49,7 @@ def test_rows_come_back_as_they_were_recorded(ledger):
     assert ledger.problems() == [problem]
 
 
-def test_captions_are_shown_with_the_number_of_their_tokens_even_if_outdated(ledger):
+def test_caption_of_an_earlier_image_is_outdated(ledger):
     ledger.record_sources([SourceRow("a", "a.jpg", OLD, "xxh3:1", 30, 40)])
     ledger.record_captions(
         [
@@ -60,11 +60,7 @@ def test_captions_are_shown_with_the_number_of_their_tokens_even_if_outdated(led
     ledger.record_captioned([Captioned("a", "xxh3:earlier", "model")])
 
     assert ledger.captions().keys() == ledger.caption_fingerprints().keys() == {"b"}
-    assert list(ledger.shown_captions()) == [
-        ("a", "words", "captioner", 3, True),
-        ("b", "others", "sidecar", None, False),
-    ]
-    assert ledger.sizes() == {"a": (40, 30)}
+    assert list(ledger.source_files()) == [("a", "a.jpg")]
 
 
 def test_new_file_is_known_beside_the_old_until_it_has_its_name(ledger):

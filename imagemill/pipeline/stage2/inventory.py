@@ -5,6 +5,7 @@ A command lists them once for all its steps; a step of a run in the UI lists the
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
@@ -14,7 +15,7 @@ from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import is_folder
 from imagemill.fs.listing import start_listing
-from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved
+from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved, start_digest
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
 from imagemill.pipeline.stage2.renames import note_arrivals
@@ -66,6 +67,13 @@ class Inventory:
 
     def _list_approved(self) -> ListedFolder:
         return list_approved(self.root.approved, self.inputs, self.root.other_folders)
+
+    def start_digest(self) -> Callable[[], str]:
+        """Begin to list `approved/`, in another process if there are many records; return the function that gives its digest."""
+        folder = self.root.approved
+        if self._approved is None and isinstance(folder, Path) and has_many(self.root.stage2_jsonl):
+            return start_digest(folder, self.inputs, self.root.other_folders)
+        return lambda: self.approved.digest
 
     @property
     def scan(self) -> Scan:

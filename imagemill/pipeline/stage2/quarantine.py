@@ -66,13 +66,18 @@ def quarantine(folder: Path, name: str, lines: Sequence[QuarantinedLine]) -> int
 
 def quarantined(folder: Path) -> Iterator[KeptLine]:
     """Yield the lines of all quarantine files of a folder, including those of earlier releases; skip lines of another form."""
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in quarantine_files(folder):
         for line in read_jsonl(path):
             row = line.value or {}
             number, why, reason = row.get("line"), row.get("why"), row.get("reason")
             if isinstance(number, int) and isinstance(why, str):
                 reason = reason if isinstance(reason, str) else _reason(why)
                 yield KeptLine(path, path.name.removesuffix(SUFFIX), number, reason, why)
+
+
+def quarantine_files(folder: Path) -> list[Path]:
+    """Return the quarantine files of a folder."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def _reason(why: str) -> str:

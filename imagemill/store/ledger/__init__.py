@@ -23,7 +23,6 @@ from imagemill.store.ledger.captions import (
     CaptionKey,
     CaptionRow,
     Captions,
-    ShownCaption,
     fingerprint_texts,
 )
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
@@ -116,5 +115,5 @@ __all__ = [
     "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "HISTORY", "IN_MEMORY", "RECORDED", "ROOT_ID",
     "SUPERSEDED", "VERSION",
     "CaptionKey", "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost",
-    "Ledger", "LedgerDamaged", "Problem", "Rename", "ShownCaption", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
+    "Ledger", "LedgerDamaged", "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
 ]  # fmt: skip

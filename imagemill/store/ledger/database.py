@@ -15,7 +15,7 @@ import msgspec
 
 from imagemill.errors import ImagemillError, disk_full_reported
 from imagemill.fs.mounts import refuse_network_folder
-from imagemill.store.ledger.schema import VERSION, migrate, state_of_files
+from imagemill.store.ledger.schema import SNAPSHOT, VERSION, keep_snapshot, migrate, state_of_files
 from imagemill.store.ledger.table import Table, in_statements
 
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
@@ -26,6 +26,9 @@ _TABLE_OF = re.compile(r"\s*(?:INSERT(?: OR \w+)? INTO|UPDATE(?: OR \w+)?|DELETE
 R = TypeVar("R", bound=msgspec.Struct)
 
 _ROWS_AT_ONCE = 500
+
+# Seconds for which a connection waits for another one to finish a transaction.
+_SECONDS = 60
 
 # An in-memory ledger, for read-only work on a data root without one.
 IN_MEMORY = Path(":memory:")
@@ -121,6 +124,24 @@ class Database:
         with self._errors():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return state_of_files(self.path)
+
+    @contextmanager
+    def keeping_snapshot(self) -> Iterator[None]:
+        """Change in one transaction what the snapshot does not contain: if it holds before the block, it holds afterwards.
+
+        It does not if another connection reads the ledger or changes it meanwhile.
+        """
+        with self.transaction():
+            before, version = state_of_files(self.path), self._data_version()
+            yield
+        with self._errors():
+            self._db.execute("PRAGMA busy_timeout = 0")  # not to wait for readers
+            try:
+                after = self.file_state()
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS}")
+        if before and self._data_version() == version:
+            keep_snapshot(self.path.with_name(SNAPSHOT), before, after)
 
     def _data_version(self) -> int:
         row = self._one("PRAGMA data_version")
@@ -242,9 +263,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if path != IN_MEMORY:
         refuse_network_folder(path.parent, "the ledger")
     if read_only:
-        db = sqlite3.connect(
-            f"{path.as_uri()}?{_read_only_parameters(path)}", uri=True, timeout=60, isolation_level=None
-        )
+        db = sqlite3.connect(_read_only_uri(path), uri=True, timeout=_SECONDS, isolation_level=None)
         try:
             is_current = _version(db, path) == VERSION
         except sqlite3.OperationalError as error:
@@ -259,7 +278,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         return db
     path.parent.mkdir(parents=True, exist_ok=True)
     # One thread at a time uses a connection: that of `helper` is opened in one thread and used in another.
-    db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=_SECONDS, isolation_level=None, check_same_thread=False, uri=path == IN_MEMORY)
     try:
         # FULL: a row is on disk before the file that it describes gets its name.
         db.execute("PRAGMA synchronous = FULL")
@@ -271,15 +290,25 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     return db
 
 
-def _read_only_parameters(path: Path) -> str:
-    """Return the URI parameters for opening a ledger read-only.
+@contextmanager
+def attached(db: sqlite3.Connection, path: Path, name: str) -> Iterator[None]:
+    """Attach a ledger to an in-memory database, read-only, under a name for statements."""
+    db.execute(f"ATTACH ? AS {name}", (_read_only_uri(path),))
+    try:
+        yield
+    finally:
+        db.execute(f"DETACH {name}")
+
+
+def _read_only_uri(path: Path) -> str:
+    """Return the URI of a ledger for reading.
 
     SQLite must write beside a database with a write-ahead log, unless the file is declared immutable. That is valid in
     a folder that cannot be written to and contains no log.
     """
     log = path.with_name(f"{path.name}-wal")
     is_fixed = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
-    return "mode=ro&immutable=1" if is_fixed else "mode=ro"
+    return f"{path.as_uri()}?mode=ro{'&immutable=1' if is_fixed else ''}"
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:

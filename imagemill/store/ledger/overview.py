@@ -1,18 +1,22 @@
 """A table of all inputs of a data root, in memory, for the viewer: filters, search, sorting and counts in SQL.
 
-The rows are gathered in pipeline/image_states.py.
+    ledger: sources, captions, withdrawals, marks ──┐
+    Additions (pipeline/image_states.py) ───────────┴──one statement──> states
+
+The rows of all images go from the ledger into the table without becoming Python objects.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
 from imagemill.domain.filters import FILTERS
-from imagemill.store.ledger.database import IN_MEMORY, Database
-from imagemill.store.ledger.table import BOOL, Codec, Table
+from imagemill.store.ledger.database import IN_MEMORY, Database, attached
+from imagemill.store.ledger.table import BOOL, Codec, Table, in_statements
 
 
 class ImageState(msgspec.Struct, frozen=True):
@@ -143,16 +147,128 @@ class Selection(msgspec.Struct, frozen=True):
         return " AND ".join(parts), given
 
 
+class Listed(NamedTuple):
+    """An image file of `approved/`: its path there, and its outcome, see `pipeline.accounting`."""
+
+    file: str
+    outcome: str
+
+
+UP_TO_DATE = "up_to_date"
+
+
+class Additions(NamedTuple):
+    """The part of the table that does not come from the ledger.
+
+    Attributes:
+        differing: items that are not as the ledger alone would have them: each image with a row of `sources` is in `approved/`
+            under the name that the row has, and up to date; no other one is there. None: it is not there.
+        reasons: codes of the problems of an item.
+        samples: item, tar and offset of each sample.
+        duplicates: the image that represents its group of near duplicates, by image.
+        training: returns bucket, coverage and enlargement of an image of a width and height.
+    """
+
+    differing: Mapping[str, Listed | None]
+    reasons: Mapping[str, Iterable[str]]
+    samples: Iterable[tuple[str, str, int]]
+    duplicates: Mapping[str, str]
+    training: Callable[[int, int], tuple[str, float, float]]
+
+
+# Tables for the statement that fills `states`: columns, and their number. Keys have types, without which no key is looked up by
+# a column that has one.
+_ADDED = {
+    "differing": ("item TEXT PRIMARY KEY, file, outcome", 3),
+    "reasons": ("item TEXT PRIMARY KEY, reasons", 2),
+    "samples": ("item TEXT PRIMARY KEY, tar, offset", 3),
+    "duplicates": ("item TEXT PRIMARY KEY, duplicate_of", 2),
+    "training": ("width INT, height INT, bucket, coverage, enlargement, PRIMARY KEY (width, height)", 5),
+}
+
+# In the order of the columns.
+_FILL = f"""
+INSERT INTO states
+SELECT
+    item, file, file IS NOT NULL, CASE WHEN file IS NULL THEN '' ELSE outcome END, ifnull(reasons, ''),
+    width, height, bucket, coverage, enlargement,
+    text, origin, length(mask) - length(replace(mask, '1', '')), ifnull(truncated, 0),
+    tar, offset, duplicate_of, withdrawn, marked
+FROM (
+    SELECT
+        i.image_id AS item,
+        CASE WHEN n.item IS NULL THEN s.file_name ELSE n.file END AS file, ifnull(n.outcome, '{UP_TO_DATE}') AS outcome,
+        r.reasons, s.width, s.height, b.bucket, b.coverage, b.enlargement,
+        c.text, c.origin, c.mask, c.truncated, t.tar, t.offset, d.duplicate_of,
+        w.at AS withdrawn, m.image_id IS NOT NULL AS marked
+    FROM {{items}}
+    LEFT JOIN training AS b ON b.width = s.width AND b.height = s.height
+    LEFT JOIN ledger.captions AS c ON c.image_id = i.image_id
+    LEFT JOIN ledger.withdrawn AS w ON w.image_id = i.image_id
+    LEFT JOIN ledger.marks AS m ON m.image_id = i.image_id
+    LEFT JOIN differing AS n ON n.item = i.image_id
+    LEFT JOIN reasons AS r ON r.item = i.image_id
+    LEFT JOIN samples AS t ON t.item = i.image_id
+    LEFT JOIN duplicates AS d ON d.item = i.image_id
+)
+"""
+_OTHERS = " UNION ".join(
+    f"SELECT {key} AS image_id FROM {name} AS x WHERE NOT EXISTS (SELECT 1 FROM ledger.sources WHERE image_id = x.{key})"
+    for name, key in {
+        **dict.fromkeys(("ledger.captions", "ledger.withdrawn", "ledger.marks"), "image_id"),
+        **dict.fromkeys(("differing", "reasons", "samples"), "item"),
+    }.items()
+)
+# Images with a row of their own, in order of their ids; then all other items.
+_FILLED = (
+    _FILL.replace("i.image_id", "s.image_id").format(items="ledger.sources AS s"),
+    _FILL.format(items=f"({_OTHERS}) AS i LEFT JOIN ledger.sources AS s ON s.image_id = i.image_id"),
+)
+
+
 class Overview(Database):
     """The table. One thread uses it."""
 
-    def __init__(self, states: Iterable[ImageState] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__(IN_MEMORY)
-        keys = ("item",)
-        columns = ", ".join(f"{name} PRIMARY KEY" if name in keys else name for name in STATES.names)
+        columns = ", ".join(f"{name} PRIMARY KEY" if name == "item" else name for name in STATES.names)
         with self._errors():
             self._db.execute(f"CREATE TABLE states ({columns}) WITHOUT ROWID")
-        self._insert(STATES, states)
+
+    @classmethod
+    def of(cls, ledger: Path, added: Additions) -> "Overview":
+        """Return the table of a ledger."""
+        table = cls()
+        try:
+            table._fill(ledger, added)
+        except BaseException:
+            table.close()
+            raise
+        return table
+
+    def _fill(self, ledger: Path, added: Additions) -> None:
+        rows = {
+            "differing": ((item, *(listed or (None, None))) for item, listed in added.differing.items()),
+            "reasons": ((item, f" {' '.join(sorted(codes))} ") for item, codes in added.reasons.items()),
+            "samples": added.samples,
+            "duplicates": added.duplicates.items(),
+        }
+        with self._errors(), attached(self._db, ledger, "ledger"):
+            for name, (columns, _) in _ADDED.items():
+                self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
+            for name, values in rows.items():
+                self._add(name, values)
+            sizes = self._db.execute("SELECT DISTINCT width, height FROM ledger.sources").fetchall()
+            self._add("training", ((*size, *added.training(*size)) for size in sizes))
+            for statement in _FILLED:
+                self._db.execute(statement)
+            for name in _ADDED:
+                self._db.execute(f"DROP TABLE {name}")
+
+    def _add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        values = ", ".join("?" * _ADDED[name][1])
+        for statement in in_statements(f"INSERT OR REPLACE INTO {name} VALUES ({values})", rows):
+            self._db.execute(*statement)
 
     def count(self, selection: Selection) -> int:
         """Return the number of selected inputs."""
@@ -202,6 +318,14 @@ class Overview(Database):
         where, given = selection.condition()
         order = self._order(selection)
         return [item for (item,) in self._rows(f"SELECT item FROM states WHERE {where} ORDER BY {order}", given)]
+
+    def folders(self) -> list[str]:
+        """Return the folders of `approved/` that contain images, in order; "" for itself."""
+        # The characters of a path but the slash, removed from its end, leave the folder and a slash.
+        rows = self._rows(
+            "SELECT DISTINCT rtrim(file, replace(file, '/', '')) FROM states WHERE file IS NOT NULL ORDER BY 1"
+        )
+        return [folder.rstrip("/") for (folder,) in rows]
 
     def state(self, item: str) -> ImageState | None:
         """Return the state of one input."""

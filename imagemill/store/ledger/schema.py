@@ -14,7 +14,7 @@ from pathlib import Path
 from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import file_signature
 
-# State of a data root at the end of the last command, beside the ledger (dagster_project/snapshot.py).
+# State of a data root at the end of the last command, beside the ledger (pipeline/snapshot.py).
 SNAPSHOT = "snapshot.json"
 
 _FOLDER = Path(__file__).with_name("migrations")
@@ -78,10 +78,10 @@ def migrate(db: sqlite3.Connection, path: Path | None) -> None:
             raise
         if before and path:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            _keep_snapshot(path.with_name(SNAPSHOT), before, state_of_files(path))
+            keep_snapshot(path.with_name(SNAPSHOT), before, state_of_files(path))
 
 
-def _keep_snapshot(file: Path, before: str, after: str) -> None:
+def keep_snapshot(file: Path, before: str, after: str) -> None:
     """Replace the state of the ledger in a snapshot, if it is the earlier one. Without a snapshot, the next run does more."""
     with suppress(OSError, ValueError, RecursionError):
         snapshot = json.loads(file.read_bytes())

@@ -111,9 +111,9 @@ class Sources(Stamped):
         """Return the state of the colours, and the name of the description, by image id."""
         return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
 
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return width and height of each image, in pixels."""
-        return {image_id: (w, h) for image_id, w, h in self._rows("SELECT image_id, width, height FROM sources")}
+    def source_files(self) -> Iterator[tuple[str, str]]:
+        """Yield id and file name of each image."""
+        return self._rows("SELECT image_id, file_name FROM sources")  # type: ignore[return-value]
 
     def as_read(self) -> Iterator[tuple[str, FileSignature, str, str | None, int, int]]:
         """Yield id, signature, fingerprint, state of the colours, height and width of each image."""

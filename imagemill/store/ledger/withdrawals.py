@@ -32,7 +32,7 @@ class Withdrawals(Database):
         withdrawn = dict.fromkeys(ids, _now())
         with self.transaction():
             self.record_withdrawals(withdrawn)
-            self.unmark(withdrawn)
+            self._delete("marks", withdrawn)
 
     def record_withdrawals(self, withdrawn: dict[str, str]) -> None:
         """Insert or replace withdrawals with their times."""
@@ -49,11 +49,13 @@ class Withdrawals(Database):
     def mark(self, ids: Iterable[str]) -> None:
         """Mark these images; one that is marked keeps its time."""
         now = _now()
-        self._insert_each("INSERT OR IGNORE INTO marks VALUES (?, ?)", ((image_id, now) for image_id in ids))
+        with self.keeping_snapshot():
+            self._insert_each("INSERT OR IGNORE INTO marks VALUES (?, ?)", ((image_id, now) for image_id in ids))
 
     def unmark(self, ids: Iterable[str]) -> None:
         """Remove the marks of these images."""
-        self._delete("marks", ids)
+        with self.keeping_snapshot():
+            self._delete("marks", ids)
 
 
 def _now() -> str:
