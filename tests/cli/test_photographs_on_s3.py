@@ -20,7 +20,7 @@ from dagster_project.internals.instance import open_instance
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.manifest import read_json
 from resources.data_root import DataRootResource
-from tests.helpers.look import viewing
+from tests.helpers.look import numbers_of_reasons, viewing
 from tests.helpers.product import coco_photos, photos, product
 from tests.helpers.s3 import SECRET, fault_proxy, s3_server
 
@@ -301,3 +301,14 @@ def test_viewer_shows_photographs_of_a_bucket(tmp_path, server, proxy):
         assert Image.open(io.BytesIO(answer.content)).size == (64, 48)
         put(server, "cats/photo0001.jpg", (tmp_path / "photos" / "photo0000.jpg").read_bytes())
         assert client.get("/image?id=photo0001").status_code == 200
+
+
+def test_number_of_keys_that_are_no_paths_is_that_of_its_filter_and_of_the_command_line(tmp_path, server, proxy):
+    root = root_of(tmp_path, "data")
+    photos(tmp_path / "photos", 2)
+    upload(server, tmp_path / "photos")
+    for key in ("a//b.jpg", "a/../c.jpg"):
+        put(server, f"cats/{key}", b"x")
+    product(root, "run", "--approved", URL)
+
+    assert numbers_of_reasons(root)["bad_key"] == 2

@@ -33,7 +33,7 @@ from imagemill.pipeline.shards.readiness import ASSET as SHARDS
 from imagemill.store.inputs import record_inputs
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.web_guard import WebGuard
-from tests.helpers.look import page, viewing
+from tests.helpers.look import number_of, numbers_of_reasons, page, viewing
 from tests.helpers.product import PROJECT, command, photos, product, snapshot
 
 HOSTILE = [
@@ -76,10 +76,6 @@ def token(client):
     return re.search(r'name="imagemill-token" content="([^"]+)"', page(client, "/"))[1]
 
 
-def number(client, query):
-    return int(re.search(r"<p class=\"count\">([\d,]+) input", page(client, f"/images?{query}"))[1].replace(",", ""))
-
-
 def test_each_number_is_that_of_its_filter_and_of_the_command_line(client, root):
     status = json.loads(product(root, "status", "--fresh", "--json"))
     problems = json.loads(product(root, "problems", "--json"))
@@ -88,11 +84,11 @@ def test_each_number_is_that_of_its_filter_and_of_the_command_line(client, root)
     shown = {html.unescape(query): int(count.replace(",", "")) for query, count in links}
 
     for query, count in shown.items():
-        assert number(client, query) == count, query
+        assert number_of(client, query) == count, query
     for name, count in status["filters"].items():
         query = name.partition("=")[0] + "=" + quote(name.partition("=")[2]) if "=" in name else f"show={name}"
         assert shown.get(query, shown.get(f"{query}&crop=1", count)) == count, name
-        assert number(client, query) == count
+        assert number_of(client, query) == count
     withdrawn = {"photo0006"}
     by_reason = {}
     for problem in problems:
@@ -137,7 +133,7 @@ def recorded_problems(items):
         yield Problem(item, asset, "refused", code, "detail", "remedy")
 
 
-# Reasons that the listing of a data root of this release and of an earlier one finds; `bad_key` is one of object storage only.
+# Reasons that the listing of a data root of this release and of an earlier one finds; `bad_key` is in test_photographs_on_s3.py.
 OF_ENTRIES = {
     "bad_id", "id_collision", "caption_collision", "orphan_caption", "unsupported_type", "not_a_file",
     "archive", "bad_metadata", "two_metadata_files",
@@ -174,22 +170,6 @@ def change(root):
     first, *_ = root.stage2_jsonl.read_text().splitlines()
     with open(root.stage2_jsonl, "a") as file:
         file.write(f"{first}\nno record\n")
-
-
-def numbers_of_reasons(root):
-    """Return the number of inputs by reason, after comparing it on all pages and commands that show it."""
-    status = json.loads(product(root, "status", "--fresh", "--json"))
-    items = {}
-    for problem in json.loads(product(root, "problems", "--json")):
-        items.setdefault(problem["reason"], set()).add(problem["item"])
-    reasons = {name.removeprefix("reason="): n for name, n in status["filters"].items() if name.startswith("reason=")}
-    assert reasons == {reason: len(each) for reason, each in items.items()}
-    with viewing(root, command=command(stub=True)) as client:
-        text = page(client, "/")
-        for reason, count in reasons.items():
-            assert f'<a href="images?reason={reason}">{count}</a>' in text
-            assert number(client, f"reason={reason}") == count
-    return reasons
 
 
 def test_number_of_each_reason_is_that_of_its_filter_and_of_the_command_line(tmp_path):
@@ -302,16 +282,16 @@ def test_marks_need_the_token_of_the_page_and_are_seen_at_once(client, root):
         headers={"Accept": "application/json", "Origin": "http://127.0.0.1:3100"},
     )  # fmt: skip
     assert answer.json() == {"marked": 2}
-    assert number(client, "show=marked") == 2
+    assert number_of(client, "show=marked") == 2
     with Ledger(root.ledger) as ledger:  # another process
         assert list(ledger.marks()) == ["photo0000", "photo0008"]
         ledger.unmark(["photo0008"])
-    assert number(client, "show=marked") == 1
+    assert number_of(client, "show=marked") == 1
     assert client.post("/marks", data={"token": given, "item": "absent", "on": "1"}).status_code == 404
     client.post("/marks", data={"token": given, "all": "show=in_shards", "on": "1"})
-    assert number(client, "show=marked") == number(client, "show=in_shards")
+    assert number_of(client, "show=marked") == number_of(client, "show=in_shards")
     client.post("/marks", data={"token": given, "all": "", "on": "0"})
-    assert number(client, "show=marked") == 0
+    assert number_of(client, "show=marked") == 0
 
 
 def test_withdrawal_of_marked_images_runs_the_command_and_can_be_undone(client, root):
@@ -322,13 +302,13 @@ def test_withdrawal_of_marked_images_runs_the_command_and_can_be_undone(client, 
     said = ended(client)
     assert "done" in said
     assert "withdrawn: photo0000, photo0008" in said
-    assert number(client, "show=withdrawn") == 3
-    assert number(client, "text=photo0008") == 0
+    assert number_of(client, "show=withdrawn") == 3
+    assert number_of(client, "text=photo0008") == 0
     assert product(root, "verify")
 
     client.post("/restore", data={"token": given, "item": ["photo0000", "photo0008"]})
     assert "restored: photo0000, photo0008" in ended(client)
-    assert number(client, "show=withdrawn") == 1
+    assert number_of(client, "show=withdrawn") == 1
 
 
 def ended(client):

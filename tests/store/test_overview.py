@@ -96,6 +96,14 @@ def test_later_sample_of_an_image_counts(ledger):
     assert (states["a"].tar, states["a"].offset) == ("bucket_2/0.tar", 512)
 
 
+def test_folders_are_those_of_the_images_that_are_there(ledger):
+    files = ("a.jpg", "b/c.jpg", "b/d.jpg", "b/e f/b/g.jpg", "gone/h.jpg")
+    ledger.record_sources(SourceRow(file, file, SIGNATURE, "xxh3:1", 30, 40) for file in files)
+    added = Additions({"gone/h.jpg": None}, {}, (), {}, lambda *_: ("", 0.0, 0.0))
+    with closing(Overview.of(ledger.path, added)) as table:
+        assert table.folders() == ["", "b", "b/e f/b"]
+
+
 def test_table_does_not_hold_the_ledger(ledger):
     with closing(Overview.of(ledger.path, Additions({}, {}, (), {}, lambda *_: ("", 0.0, 0.0)))) as table:
         ledger.mark(["later"])

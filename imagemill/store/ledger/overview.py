@@ -322,9 +322,8 @@ class Overview(Database):
     def folders(self) -> list[str]:
         """Return the folders of `approved/` that contain images, in order; "" for itself."""
         # The characters of a path but the slash, removed from its end, leave the folder and a slash.
-        rows = self._rows(
-            "SELECT DISTINCT rtrim(file, replace(file, '/', '')) FROM states WHERE file IS NOT NULL ORDER BY 1"
-        )
+        folder = "CASE WHEN instr(file, '/') THEN rtrim(file, replace(file, '/', '')) ELSE '' END"
+        rows = self._rows(f"SELECT DISTINCT {folder} AS folder FROM states WHERE file IS NOT NULL ORDER BY folder")
         return [folder.rstrip("/") for (folder,) in rows]
 
     def state(self, item: str) -> ImageState | None:
