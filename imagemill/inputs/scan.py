@@ -4,16 +4,17 @@ Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2
 """
 
 import gc
+import marshal
 import os
 import subprocess
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
@@ -45,7 +46,17 @@ from imagemill.fs.fingerprints import FileSignature, RunningFingerprint, fingerp
 from imagemill.fs.folders import Folder, is_folder, state_of_file
 from imagemill.fs.listing import is_inside
 from imagemill.inputs.archives import archive_remedy, is_tar
-from imagemill.inputs.listing import FILE, FOLDER, IGNORED, Entry, concerns, is_companion, list_entries
+from imagemill.inputs.listing import (
+    FILE,
+    FOLDER,
+    IGNORED,
+    Entry,
+    Remark,
+    UnusualEntry,
+    concerns,
+    is_companion,
+    list_entries,
+)
 from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.store.ledger import Problem, SourceRow
@@ -234,31 +245,75 @@ def list_approved(folder: Folder, inputs: InputSettings = NEW_INPUTS, own: Colle
         MissingInput: if the folder does not exist.
     """
     _refuse_missing(folder)
-    inputs = _with_metadata_below(inputs, folder)
-    return ListedFolder(list_entries(folder, inputs, own), inputs, _named_metadata(folder, inputs.metadata))
+    return _listed(folder, inputs, list_entries(folder, inputs, own))
 
 
-def start_digest(folder: Path, inputs: InputSettings, own: Collection[Path]) -> Callable[[], str]:
-    """Begin `list_approved` in a child process, and return the function that waits for the digest of the result.
+def _listed(folder: Folder, inputs: InputSettings, entries: list[Entry]) -> ListedFolder:
+    return ListedFolder(entries, _with_metadata_below(inputs, folder), _named_metadata(folder, inputs.metadata))
 
-    Raises:
-        MissingInput: by the returned function, if the folder does not exist.
+
+class ListingAhead:
+    """`list_approved` in a child process, which begins at once. Use it as a context manager, which ends the process.
+
+    Args:
+        folder: as for `scan_approved`; a local one.
+        inputs: as for `scan_approved`.
+        own: as for `scan_approved`.
     """
-    words = [msgspec.json.encode(inputs).decode(), str(folder), *map(str, own)]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-    )
 
-    def result() -> str:
-        digest, _ = process.communicate()
-        # List again here, so that an error is raised in this process.
-        return list_approved(folder, inputs, own).digest if process.returncode else digest.decode()
+    def __init__(self, folder: Path, inputs: InputSettings, own: Collection[Path]) -> None:
+        self._folder, self._inputs, self._own = folder, inputs, own
+        words = [msgspec.json.encode(inputs).decode(), str(folder), *map(str, own)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
 
-    return result
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def digest(self) -> str:
+        """Wait for the digest of the listing. Raises MissingInput if the folder does not exist."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        return line.decode().rstrip("\n") or self.listed().digest
+
+    def listed(self) -> ListedFolder:
+        """Return the listing, after `digest`. If the process has failed, list again, and raise as `list_approved` does."""
+        found, _ = self._process.communicate(b"entries")
+        if self._process.returncode or not found:
+            return list_approved(self._folder, self._inputs, self._own)
+        return _listed(self._folder, self._inputs, [_entry_of(*each) for each in marshal.loads(found)])
+
+
+def _values_of(entry: Entry) -> tuple[Any, ...]:
+    values = entry.path, entry.kind, entry.signature, entry.changed_ns
+    return values if type(entry) is Entry else (*values, tuple(entry.remark))
+
+
+def _entry_of(path: str, kind: Any, signature: FileSignature | None, changed_ns: int, remark: Any = None) -> Entry:
+    if remark is None:
+        return Entry(path, kind, signature, changed_ns)
+    return UnusualEntry(path, kind, signature, changed_ns, Remark(*remark))
+
+
+def _list_for_parent(settings: str, approved: str, *own: str) -> None:
+    """Print the digest of a listing, and its entries if the parent asks for them."""
+    gc.disable()  # the entries stay until the end
+    folder, inputs = Path(approved), msgspec.json.decode(settings, type=InputSettings)
+    _refuse_missing(folder)
+    entries = list_entries(folder, inputs, [Path(each) for each in own])
+    print(_listed(folder, inputs, entries).digest, flush=True)
+    if sys.stdin.buffer.read():
+        sys.stdout.buffer.write(marshal.dumps([_values_of(entry) for entry in entries]))
 
 
 # Input settings that came after the digest, see `described`.
@@ -667,7 +722,4 @@ def _printable(name: str) -> str:
 
 
 if __name__ == "__main__":
-    gc.disable()  # the entries stay until the end
-    settings, *places = sys.argv[1:]
-    approved, *own_folders = map(Path, places)
-    sys.stdout.write(list_approved(approved, msgspec.json.decode(settings, type=InputSettings), own_folders).digest)
+    _list_for_parent(*sys.argv[1:])

@@ -64,11 +64,12 @@ def read_states(session: Session, inventory: Inventory | None = None, *, fresh: 
 
 def _states_of(session: Session, snapshot: Snapshot, inventory: Inventory) -> States | None:
     """Return the state that a snapshot has; None if something has changed since."""
-    digest = inventory.start_digest()
-    table = _table(session, snapshot.differing, snapshot.status.problems)
-    with suppress(ImagemillError):  # an unreadable configuration or a missing folder, which their use reports
-        if snapshot.read == state_read(session, digest()):
-            return States(table, snapshot.status.problems)
+    with inventory.listing_ahead() as digest:
+        table = _table(session, snapshot.differing, snapshot.status.problems)
+        with suppress(ImagemillError):  # an unreadable configuration or a missing folder, which their use reports
+            if snapshot.read == state_read(session, digest()):
+                return States(table, snapshot.status.problems)
+            _ = inventory.approved  # for what follows
     table.close()
     return None
 

@@ -16,7 +16,7 @@ from imagemill.domain.embedding_specs import T5
 from imagemill.domain.inputs import NEW_INPUTS, OLD_INPUTS, InputSettings, normalise_caption
 from imagemill.errors import MissingInput
 from imagemill.inputs import listing, sidecars
-from imagemill.inputs.scan import classify, list_approved, scan_approved, start_digest
+from imagemill.inputs.scan import ListingAhead, classify, list_approved, scan_approved
 from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.problem_list import current_problems
@@ -396,7 +396,7 @@ def test_masks_of_a_root_of_an_earlier_release_stay_images(tmp_path):
         msgspec.structs.replace(NEW_INPUTS, exclude=("b/*",), share="1/2", metadata="rows.csv", formats=("png",)),
     ],
 )
-def test_digest_of_a_listing_in_another_process_is_that_of_this_one(tmp_path, inputs):
+def test_listing_in_another_process_is_that_of_this_one(tmp_path, inputs):
     approved, own = tmp_path / "approved", tmp_path / "derived"
     for name in ("a.png", "a.txt", "b/c.jpg", "d e/f.webp", "rows.csv", ".hidden", "bell\a.png"):
         (approved / name).parent.mkdir(parents=True, exist_ok=True)
@@ -404,9 +404,31 @@ def test_digest_of_a_listing_in_another_process_is_that_of_this_one(tmp_path, in
     own.mkdir()
     (approved / "linked").symlink_to(own)
 
-    assert start_digest(approved, inputs, [own])() == list_approved(approved, inputs, [own]).digest
+    here = list_approved(approved, inputs, [own])
+    with ListingAhead(approved, inputs, [own]) as ahead:
+        assert ahead.digest() == here.digest
+    with ListingAhead(approved, inputs, [own]) as ahead:
+        ahead.digest()
+        assert ahead.listed().scan == here.scan
 
 
 def test_listing_in_another_process_raises_for_a_missing_folder(tmp_path):
-    with pytest.raises(MissingInput, match="no folder of approved images"):
-        start_digest(tmp_path / "approved", NEW_INPUTS, [])()
+    with (
+        ListingAhead(tmp_path / "approved", NEW_INPUTS, []) as ahead,
+        pytest.raises(MissingInput, match="no folder of approved images"),
+    ):
+        ahead.digest()
+
+
+def test_process_that_lists_ahead_may_die(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
+        ahead._process.kill()
+        assert ahead.digest() == list_approved(tmp_path).digest
+    with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
+        ahead.digest()
+        ahead._process.kill()
+        assert ahead.listed().scan == list_approved(tmp_path).scan
+    with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
+        pass
+    assert ahead._process.returncode is not None

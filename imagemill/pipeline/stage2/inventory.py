@@ -3,7 +3,8 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import is_folder
 from imagemill.fs.listing import start_listing
-from imagemill.inputs.scan import ListedFolder, Scan, list_approved, scan_approved, start_digest
+from imagemill.inputs.scan import ListedFolder, ListingAhead, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
 from imagemill.pipeline.stage2.renames import note_arrivals
@@ -40,6 +41,7 @@ class Inventory:
         surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
         ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
+        approved_ahead: the process that lists `approved/`, see `listing_ahead`.
     """
 
     root: DataRoot
@@ -55,6 +57,7 @@ class Inventory:
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
     ahead: tuple[list[EmbeddingSpec], Callable[[], list[dict[str, FileSignature]]]] | None = None
+    approved_ahead: ListingAhead | None = None
 
     @property
     def approved(self) -> ListedFolder:
@@ -66,14 +69,26 @@ class Inventory:
         return self._approved
 
     def _list_approved(self) -> ListedFolder:
+        if self.approved_ahead:
+            return self.approved_ahead.listed()
         return list_approved(self.root.approved, self.inputs, self.root.other_folders)
 
-    def start_digest(self) -> Callable[[], str]:
-        """Begin to list `approved/`, in another process if there are many records; return the function that gives its digest."""
+    @contextmanager
+    def listing_ahead(self) -> Iterator[Callable[[], str]]:
+        """Begin to list `approved/`, in another process if there are many records, and yield the function that gives its digest.
+
+        Within the block, `approved` takes its entries from that process.
+        """
         folder = self.root.approved
-        if self._approved is None and isinstance(folder, Path) and has_many(self.root.stage2_jsonl):
-            return start_digest(folder, self.inputs, self.root.other_folders)
-        return lambda: self.approved.digest
+        if self._approved is not None or not isinstance(folder, Path) or not has_many(self.root.stage2_jsonl):
+            yield lambda: self.approved.digest
+            return
+        with ListingAhead(folder, self.inputs, self.root.other_folders) as ahead:
+            self.approved_ahead = ahead
+            try:
+                yield ahead.digest
+            finally:
+                self.approved_ahead = None
 
     @property
     def scan(self) -> Scan:
