@@ -11,11 +11,13 @@ import pytest
 
 from imagemill.domain.embedding_specs import DINOV3
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.inputs import scan
 from imagemill.pipeline import image_states
 from imagemill.pipeline.image_states import read_states
 from imagemill.pipeline.session import open_session
 from imagemill.pipeline.shards.shard_sets import INDEX, TOMBSTONES, Tombstone, read_index
 from imagemill.pipeline.snapshot import read_snapshot
+from imagemill.pipeline.stage2 import inventory, record_index
 from imagemill.store.ledger import Ledger, SourceRow
 from imagemill.store.ledger.overview import Selection
 from imagemill.store.ledger.schema import SNAPSHOT
@@ -108,6 +110,17 @@ def test_any_change_since_is_in_the_table(root, change):
 
     assert not agrees(root)
     assert change in (_configure, _edit_records) or states(root) != before
+
+
+def test_folder_of_many_images_is_listed_by_another_process(root, monkeypatch):
+    monkeypatch.setattr(record_index, "_MANY_BYTES", 0)
+    with monkeypatch.context() as patch:
+        for module in (scan, inventory):
+            patch.delattr(module, "list_approved")
+        assert states(root)[0]["a"].outcome == "up_to_date"
+        _add_image(root)
+        assert states(root)[0]["e"].outcome == "waiting"
+    assert not agrees(root)
 
 
 def test_marks_leave_the_snapshot_valid(root):
