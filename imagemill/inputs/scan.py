@@ -263,6 +263,7 @@ class ListingAhead:
 
     def __init__(self, folder: Path, inputs: InputSettings, own: Collection[Path]) -> None:
         self._folder, self._inputs, self._own = folder, inputs, own
+        self._found: ListedFolder | None = None
         words = [msgspec.json.encode(inputs).decode(), str(folder), *map(str, own)]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, *words],
@@ -288,10 +289,14 @@ class ListingAhead:
 
     def listed(self) -> ListedFolder:
         """Return the listing, after `digest`. If the process has failed, list again, and raise as `list_approved` does."""
-        found, _ = self._process.communicate(b"entries")
-        if self._process.returncode or not found:
-            return list_approved(self._folder, self._inputs, self._own)
-        return _listed(self._folder, self._inputs, [_entry_of(*each) for each in marshal.loads(found)])
+        if self._found is None:
+            found, _ = self._process.communicate(b"entries")
+            if self._process.returncode or not found:
+                self._found = list_approved(self._folder, self._inputs, self._own)
+            else:
+                entries = [_entry_of(*each) for each in marshal.loads(found)]
+                self._found = _listed(self._folder, self._inputs, entries)
+        return self._found
 
 
 def _values_of(entry: Entry) -> tuple[Any, ...]:

@@ -425,6 +425,7 @@ def test_process_that_lists_ahead_may_die(tmp_path):
     with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
         ahead._process.kill()
         assert ahead.digest() == list_approved(tmp_path).digest
+        assert ahead.listed().scan == list_approved(tmp_path).scan
     with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
         ahead.digest()
         ahead._process.kill()
