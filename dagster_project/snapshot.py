@@ -25,9 +25,9 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError
 from imagemill.fs.atomic import write_bytes_atomic
-from imagemill.fs.fingerprints import RunningFingerprint
+from imagemill.fs.fingerprints import RunningFingerprint, signature_if_there
 from imagemill.pipeline.session import Session
-from imagemill.pipeline.snapshot import FORMAT, Snapshot, read_snapshot, settings_lines, signature, state_read
+from imagemill.pipeline.snapshot import FORMAT, Snapshot, read_snapshot, settings_lines, state_read
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.status import State, Status
 from imagemill.store.ledger import HISTORY, Ledger
@@ -135,7 +135,7 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     inventory = session.look()
     if not found.settled.startswith(_approved(inventory)):  # as after most changes; the rest takes longer to compare
         return None
-    here = _Read(inventory, signature(session.root.stage2_jsonl), _sets(session.root, session.reading))
+    here = _Read(inventory, signature_if_there(session.root.stage2_jsonl), _sets(session.root, session.reading))
     if _digest(session, here, history, found.release) != found.settled:
         return None
     if refresh(session.root, session.reading, required=True):  # the digest includes a copy
@@ -219,7 +219,7 @@ def _settled(session: Session, history: HistoryState) -> str | None:
     root, ledger = session.root, session.ledger
     merged = ledger.verified(root.stage2_jsonl)
     inventory = session.planned
-    if inventory is None or session.overview() is not inventory or merged != signature(root.stage2_jsonl):
+    if inventory is None or session.overview() is not inventory or merged != signature_if_there(root.stage2_jsonl):
         return None
     # The check of the sets has just compared them with these signatures.
     return _digest(session, _Read(inventory, merged, _recorded_sets(root, ledger)), history, version("imagemill"))
@@ -261,4 +261,4 @@ def _recorded_sets(root: DataRoot, ledger: Ledger) -> list[str]:
 
 
 def _signature_of(path: Path) -> str:
-    return f"{path} {signature(path)}"
+    return f"{path} {signature_if_there(path)}"

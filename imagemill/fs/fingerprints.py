@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NewType
@@ -17,6 +18,20 @@ def file_signature(source: Path | os.stat_result) -> FileSignature:
     """Return the signature of a file, or of a stat result. Raises OSError if the file cannot be accessed."""
     stat = source if isinstance(source, os.stat_result) else os.stat(source)
     return f"posix:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"  # type: ignore[return-value]  # a call less per file
+
+
+def signature_if_there(path: Path) -> FileSignature | None:
+    """Return the signature of a file, None if it cannot be accessed."""
+    with suppress(OSError):
+        return file_signature(path)
+    return None
+
+
+def folder_time(folder: Path) -> int | None:
+    """Return the time at which an entry was last added to a folder or removed, in nanoseconds; None if it cannot be accessed."""
+    with suppress(OSError):
+        return folder.stat().st_mtime_ns
+    return None
 
 
 def posix_signature(size: int, mtime_ns: int, inode: int) -> FileSignature:

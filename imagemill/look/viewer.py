@@ -29,7 +29,7 @@ from imagemill.domain.latent_boxes import Box, encoded_box
 from imagemill.domain.layout import DataRoot
 from imagemill.errors import ImagemillError, MissingInput, WrongUsage
 from imagemill.formats.npy import NpyStore, read_npy
-from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.fs.fingerprints import FileSignature, folder_time, signature_if_there
 from imagemill.look.cache import PictureCache
 from imagemill.look.captions import caption_cut, tokenizer_folder
 from imagemill.look.export import MOST_ENTRIES, ExportEntry, ExportReason, export_html
@@ -215,7 +215,7 @@ class Viewer:
             self._folders = (
                 [approved / folder for folder in self._overview.folders()] if isinstance(approved, Path) else []
             )
-            folders = [_mtime(folder) for folder in self._looked_at()]
+            folders = [folder_time(folder) for folder in self._looked_at()]
             # A folder that changed meanwhile is read again by the next call.
             is_fresh = max((changed for changed in folders if changed), default=0) < began - _COARSEST_NS
             self._seen = (version, files, folders) if is_fresh else None
@@ -230,8 +230,8 @@ class Viewer:
         files += [folder / name for folder in sets for name in (INDEX, TOMBSTONES)]
         return (
             self._session.reading.version_seen() if root.ledger.is_file() else None,
-            [_signature(path) for path in files],
-            [_mtime(folder) for folder in self._looked_at()],
+            [signature_if_there(path) for path in files],
+            [folder_time(folder) for folder in self._looked_at()],
         )
 
     def _looked_at(self) -> list[Path]:
@@ -342,7 +342,7 @@ class Viewer:
             return {}
         for spec in map(self.session.in_force, embedding_specs()):
             with suppress(ValueError, ImagemillError):  # for example an id that cannot be a file name
-                is_there = _signature(NpyStore(root.derived / spec.folder, spec).path(state.item))
+                is_there = signature_if_there(NpyStore(root.derived / spec.folder, spec).path(state.item))
                 if is_there and (cell := cell_pixels(spec)) and (colours := self._colours(spec)):
                     box = encoded_box(state.width, state.height, spec.contract.get("size", "original"), cell=cell)
                     found[spec.kind] = LatentPicture(colours.r2, box)
@@ -549,15 +549,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _signature(path: Path) -> str | None:
-    with suppress(OSError):
-        return file_signature(path)
-    return None
-
-
-def _mtime(folder: Path) -> int | None:
-    with suppress(OSError):
-        return folder.stat().st_mtime_ns
-    return None

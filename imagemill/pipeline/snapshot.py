@@ -11,14 +11,13 @@ Reference: docs/decisions/0103-snapshot.md.
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
 from imagemill.config import Config
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
-from imagemill.fs.fingerprints import RunningFingerprint, file_signature
+from imagemill.fs.fingerprints import RunningFingerprint, folder_time, signature_if_there
 from imagemill.inputs.listing import list_paths
 from imagemill.inputs.scan import fingerprint_names
 from imagemill.pipeline.problem_list import RENAMED
@@ -113,8 +112,8 @@ def state_read(session: Session, approved: str) -> str:
         [
             approved,
             *settings_lines(session.config),
-            *(f"{path} {signature(path)}" for path in files),
-            *(f"{path} {_mtime(path)}" for path in folders),
+            *(f"{path} {signature_if_there(path)}" for path in files),
+            *(f"{path} {folder_time(path)}" for path in folders),
         ]
     )
     return str(digest)
@@ -124,16 +123,3 @@ def settings_lines(config: Config) -> Iterator[str]:
     """Yield lines about the configuration and the embedding kinds, which any change to them changes."""
     yield described(config, Config(), _ADDED)
     yield from (repr((spec.kind, spec.folder, spec.contract)) for spec in embedding_specs())
-
-
-def signature(path: Path) -> str | None:
-    """Return the signature of a file, None without it."""
-    with suppress(OSError):
-        return file_signature(path)
-    return None
-
-
-def _mtime(folder: Path) -> int | None:
-    with suppress(OSError):
-        return folder.stat().st_mtime_ns
-    return None

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from imagemill.formats.jsonl import read_raw
-from imagemill.fs.fingerprints import FileSignature, StoredSignature, file_signature, stored_signature
+from imagemill.fs.fingerprints import StoredSignature, signature_if_there, stored_signature
 from imagemill.store.public_data import PresetDir
 from imagemill.text.strict_json import NOT_JSON
 
@@ -42,14 +42,7 @@ class KnownImage(msgspec.Struct, frozen=True, kw_only=True):
 
     def stands(self, raw: Path, made: Path) -> bool:
         """Return whether both files have their recorded signatures; a missing raw file does not make the image stale."""
-        return _signature(made) == self.made and _signature(raw) in {self.raw, None}
-
-
-def _signature(path: Path) -> FileSignature | None:
-    try:
-        return file_signature(path)
-    except OSError:
-        return None
+        return signature_if_there(made) == self.made and signature_if_there(raw) in {self.raw, None}
 
 
 _decoder = msgspec.json.Decoder(KnownImage)
