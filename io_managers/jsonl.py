@@ -50,5 +50,7 @@ def _merge(merge: Merge, ledger: Ledger) -> dict[str, int]:
         "truncated_captions": ledger.truncated(),
         **count_merge(merge, ledger, current_problems(merge.inventory.scan, ledger)),
     }
-    ledger.forget_changes()
+    with ledger.transaction():
+        ledger.forget_changes()
+        ledger.forget_row_changes()
     return counts

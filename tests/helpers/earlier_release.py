@@ -10,7 +10,7 @@ from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 
 
 def as_of_earlier_release(root):
-    """Remove from the ledger, and from its second copies, what versions 6 to 12 added."""
+    """Remove from the ledger, and from its second copies, what versions 6 to 13 added."""
     names = (*NAMES.values(), "adopted.color", ROOT_ID, HISTORY)
     with sqlite3.connect(root.ledger) as db:
         undo_version_12(db)
@@ -32,7 +32,8 @@ def as_of_earlier_release(root):
 
 
 def undo_version_12(db):
-    """Remove what version 12 added to a ledger."""
+    """Remove what versions 12 and 13 added to a ledger."""
+    undo_version_13(db)
     db.execute("DROP TRIGGER problem_solved")
     for table, columns in {"sources": ("added_at",), "captions": (), "files": ()}.items():
         for column in (*columns, "changed_at", "run_id"):
@@ -41,8 +42,17 @@ def undo_version_12(db):
         db.execute(f"DROP TABLE {table}")
 
 
+def undo_version_13(db):
+    """Remove what version 13 added to a ledger."""
+    for table in ("sources", "captions", "captioned", "files", "problems"):
+        for event in ("inserted", "updated", "deleted"):
+            db.execute(f"DROP TRIGGER {table}_{event}")
+    for table in ("row_changes", "merged"):
+        db.execute(f"DROP TABLE {table}")
+
+
 def as_of_previous_release(root):
-    """Remove what versions 11 and 12 added. The snapshot holds, as after the last command of that release."""
+    """Remove what versions 11 to 13 added. The snapshot holds, as after the last command of that release."""
     with closing(sqlite3.connect(root.ledger)) as db:
         undo_version_12(db)
         db.execute("DELETE FROM settings WHERE name IN (?, ?)", (ROOT_ID, HISTORY))

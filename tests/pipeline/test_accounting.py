@@ -3,6 +3,8 @@
 Spec: docs/spec/conventions.md#refused-and-failed, docs/spec/stage2.md#counters
 """
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, plans_for
 from imagemill.store.ledger import Ledger, Problem
-from tests.helpers.stage2 import embed, photos, stage2, surveyed, write_records, write_text
+from tests.helpers.stage2 import embed, photos, record_of, stage2, surveyed, write_records, write_text
 
 KINDS = [spec.kind for spec in embedding_specs()]
 IDS = st.sets(st.sampled_from("abcdef"))
@@ -200,7 +202,7 @@ def test_plans_are_made_again_only_after_a_change_that_concerns_them(data_root, 
             lambda: ledger.record_problems([Problem("a", VAE.kind, "failed", "model_error", "why", "do")]),
             lambda: ledger.record_setting("pixels.color", "ignore"),
             lambda: ledger.forget_setting("pixels.color"),
-            lambda: write_text(data_root.stage2_jsonl, "{}"),
+            lambda: write_text(data_root.stage2_jsonl, json.dumps({**record_of("a"), "dinov3_embedding": [0.5] * 768})),
         ):
             change()
             assert plans()[0] == 1

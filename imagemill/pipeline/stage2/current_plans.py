@@ -1,4 +1,4 @@
-"""The plans of all kinds for the images of `approved/`, kept until something changes. Plans themselves are made in plan.py."""
+"""The plans of all kinds for the images of `approved/`, kept for the images that do not change. Plans are made in plan.py."""
 
 from collections.abc import Sequence, Set
 from typing import NamedTuple
@@ -9,25 +9,51 @@ from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job, plans_for
 from imagemill.pipeline.stage2.record_index import state_of
 from imagemill.store.ledger import Ledger
 
-# Tables of the ledger that plans are made from.
-_PLANNED_FROM = ("sources", "captions", "captioned", "files", "problems", "settings")
-
 
 class KeptPlans(NamedTuple):
-    """Plans of all kinds for the images of `approved/`. `state`: of everything that they were made from."""
+    """Plans of all kinds for the images of `approved/`.
+
+    Attributes:
+        plans: the plans.
+        awaited: images that are captioned first.
+        state: of everything else that they were made from, but the listing and the ledger's rows of images.
+        seen: the ledger's last row change before these rows were read.
+    """
 
     plans: dict[EmbeddingSpec, EmbeddingPlan]
+    awaited: Set[str]
     state: object
+    seen: int
 
 
 def current_plans(inventory: Inventory, ledger: Ledger, awaited: Set[str]) -> dict[EmbeddingSpec, EmbeddingPlan]:
-    """Return the plans of the images of `approved/`: those made before, unless something has changed since."""
-    state = id(ledger), ledger.state_of_tables(*_PLANNED_FROM), state_of(inventory.root.stage2_jsonl), awaited
-    kept: KeptPlans | None = inventory.kept
-    if kept is None or kept.state != state:
-        plans = plans_for(embedding_specs(), list(inventory.scan.sources), inventory, ledger, awaited)
-        inventory.kept = kept = KeptPlans(plans, state)
-    return kept.plans
+    """Return the plans of the images of `approved/`: those made before, with new ones for the images that have changed since."""
+    seen, kept, sources = ledger.last_row_change(), inventory.kept, inventory.scan.sources
+    # Records count only for images that are gone, and for vectors inside them.
+    records = state_of(inventory.root.stage2_jsonl) if inventory.recorded.vectors else None
+    state = ledger.path, sorted(ledger.settings().items()), records
+    changed = ledger.row_changes_after(kept.seen) if isinstance(kept, KeptPlans) and kept.state == state else None
+    if kept is None or changed is None:
+        plans = plans_for(embedding_specs(), list(sources), inventory, ledger, awaited)
+    else:
+        changed |= inventory.worked_on | (awaited ^ kept.awaited)
+        plans = _renewed(kept.plans, sorted(changed & sources.keys()), inventory, ledger, awaited)
+    inventory.kept = KeptPlans(plans, awaited, state, seen)
+    return plans
+
+
+def _renewed(
+    plans: dict[EmbeddingSpec, EmbeddingPlan],
+    ids: Sequence[str],
+    inventory: Inventory,
+    ledger: Ledger,
+    awaited: Set[str],
+) -> dict[EmbeddingSpec, EmbeddingPlan]:
+    """Return the plans, with new ones for these images."""
+    if not ids:
+        return plans
+    new, others = plans_for(plans, ids, inventory, ledger, awaited), set(ids)
+    return {spec: plan.without(others) + new[spec] for spec, plan in plans.items()}
 
 
 def all_jobs(

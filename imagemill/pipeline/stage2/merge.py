@@ -13,10 +13,12 @@ docs/spec/migration.md#forward
 """
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -69,6 +71,9 @@ CAPTION_REPLACED = "caption_replaced"
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
 # Of a renamed image: its record was written under its new id.
 RENAMED = "renamed"
+# Unchanged lines are copied in pieces of this size.
+_PIECE_BYTES = 1 << 20
+
 _COUNTS = ("records", ADDED, MIGRATED, CHANGED, RENAMED, "stage1", "quarantined", "rewritten")
 
 
@@ -122,10 +127,10 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     """Replace the file of records in one rename, only if a byte changed. Memory: the index of the old file."""
     # The images of this run are known now; a withdrawal or another move may follow before the next listing.
     note_arrivals(merge.inventory.scan, ledger)
-    jsonl, files = merge.root.stage2_jsonl, ledger.files(DINOV3.kind)
-    merged = Merged({image_id for image_id, stat in merge.inventory.files(DINOV3).items() if (image_id, stat) in files})
-    began = state_of(jsonl)
+    jsonl = merge.root.stage2_jsonl
+    began, seen = state_of(jsonl), ledger.last_row_change()
     whole = read_recorded(jsonl)
+    merged = Merged(_with_vector_file(whole.vectors, merge.inventory, ledger))
     renamed = _ready_renames(whole, ledger)
     recorded = whole.without(frozenset(each.former for each in renamed))
     _take_bases(renamed, whole, merged)
@@ -135,11 +140,12 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         [QuarantinedLine(span.number, reason, why, span.read()) for reason, why, span in recorded.set_aside],
     )
     left, index = unfinished(jsonl), NextIndex(jsonl, recorded)
+    changed = None if renamed or index.index is None or began[1] else _changed(merge, recorded, began[0], ledger)
     # Lines of an interrupted writer's file are still being read: the next file must then use another temporary name.
     temporary = temporary_path(jsonl.parent) if left.exists() else left
     rewritten = replace_lines(
         jsonl,
-        merged_lines(merge, recorded, ledger, merged, index),
+        merged_lines(merge, recorded, ledger, merged, index, changed),
         temporary=temporary,
         before=lambda: _make_way(merge.root, temporary, began, merged, ledger),
     )
@@ -150,10 +156,46 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     if index.index is not None:
         remember(jsonl, merged.written or began[0], index.index)
     merged.counts["rewritten"] = int(rewritten)
-    ledger.record_recorded_captions(read_recorded(jsonl).texts)
+    with ledger.transaction():
+        ledger.record_recorded_captions(_texts(read_recorded(jsonl), changed), changed)
+        if state:
+            ledger.record_merged(jsonl, state, _parameters(merge), seen)
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
         ledger.record_setting(STAGE1, "migrated")
     return merged
+
+
+def _with_vector_file(ids: Collection[str], inventory: Inventory, ledger: Ledger) -> set[str]:
+    """Return those of these images that have a valid DINOv3 file."""
+    if not ids:
+        return set()
+    files, listing = ledger.files(DINOV3.kind, list(ids)), inventory.files(DINOV3)
+    return {image_id for image_id in ids if image_id in listing and (image_id, listing[image_id]) in files}
+
+
+def _parameters(merge: Merge) -> str:
+    """Return everything but the ledger's rows that new lines are made from, unless there are records of Stage 1."""
+    given = (version("imagemill"), merge.root.image_path(""), merge.cropped, merge.inventory.inputs.repeats)
+    return " ".join(map(str, given))
+
+
+def _changed(merge: Merge, recorded: Recorded, state: FileSignature | None, ledger: Ledger) -> list[str] | None:
+    """Return the images whose lines may differ from those of the file, in order; None to compare all lines.
+
+    All lines are compared if most images have changed, which takes less time than to look up their rows.
+
+    Spec: docs/spec/stage2.md#merge
+    """
+    changed = ledger.changed_since_merge(merge.root.stage2_jsonl, state, _parameters(merge))
+    return None if changed is None or 2 * len(changed) > len(recorded.lines) else sorted(changed)
+
+
+def _texts(recorded: Recorded, ids: Iterable[str] | None) -> Mapping[str, str]:
+    """Return `recorded.texts`, or those of these images."""
+    if ids is None:
+        return recorded.texts
+    each = ((i, recorded.several.get(i) or recorded.captions.get(i)) for i in ids)
+    return {image_id: text for image_id, text in each if text is not None}
 
 
 def _ready_renames(recorded: Recorded, ledger: Ledger) -> list[Rename]:
@@ -194,12 +236,24 @@ def _make_way(root: DataRoot, new: Path, began: Sequence[FileSignature | None], 
         refresh(root, ledger)
 
 
-def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merged, index: NextIndex) -> Iterator[bytes]:
-    """Yield every line of the next file, in order of id, and fill `merged` and `index` meanwhile."""
+def merged_lines(
+    merge: Merge,
+    recorded: Recorded,
+    ledger: Ledger,
+    merged: Merged,
+    index: NextIndex,
+    changed: Sequence[str] | None = None,
+) -> Iterator[bytes]:
+    """Yield every line of the next file, in order of id, several at once if they stay; fill `merged` and `index` meanwhile.
+
+    `changed`: the only images whose lines may differ, in order; the lines of the file are in order of id then. None: all images.
+    """
     outdated = ledger.outdated_captions()
-    old: Iterator[tuple[str, tuple[SourceRow | None, CaptionRow] | None]] = ((i, None) for i in sorted(recorded.lines))
-    known = ((image_id, (source, caption)) for image_id, source, caption in ledger.facts())
+    ids = recorded.lines if changed is None else (i for i in changed if i in recorded.lines)
+    old: Iterator[tuple[str, tuple[SourceRow | None, CaptionRow] | None]] = ((i, None) for i in sorted(ids))
+    known = ((image_id, (source, caption)) for image_id, source, caption in ledger.facts(changed))
     with SpanReader() as reader:
+        others = None if changed is None else _LinesBetween(recorded, reader, merged, index)
         # If both contain an id, the ledger's row comes last.
         for image_id, found in groupby(heapq.merge(old, known, key=itemgetter(0)), key=itemgetter(0)):
             *_, (_, facts) = found
@@ -208,11 +262,36 @@ def merged_lines(merge: Merge, recorded: Recorded, ledger: Ledger, merged: Merge
                 source is None or caption is None or caption.mask is None or image_id in outdated
             ):
                 continue  # no record yet, and not enough metadata for one
+            if others:
+                yield from others.up_to(image_id)
             before = len(merged.changes)
             raw = reader.read(recorded.lines[image_id]) if image_id in recorded.lines else b""
             line = _line(image_id, raw, source, caption, merge, recorded, merged)
             index.add(image_id, line, unchanged=len(merged.changes) == before)
             yield line
+        if others:
+            yield from others.up_to(None)
+
+
+class _LinesBetween:
+    """The lines of the present file between those of changed images. They are in order of id."""
+
+    def __init__(self, recorded: Recorded, reader: SpanReader, merged: Merged, index: NextIndex) -> None:
+        self._lines, self._ids, self._begin = recorded.lines, list(recorded.lines), 0
+        self._reader, self._merged, self._index = reader, merged, index
+
+    def up_to(self, image_id: str | None) -> Iterator[bytes]:
+        """Yield the lines before that of an image, in pieces; None: the rest. The next call begins after its line, if any."""
+        end = len(self._ids) if image_id is None else bisect_left(self._ids, image_id, self._begin)
+        ids, self._begin = self._ids[self._begin : end], end + (image_id in self._lines)
+        if not ids:
+            return
+        first, last = self._lines[ids[0]], self._lines[ids[-1]]
+        self._merged.counts["records"] += len(ids)
+        self._index.keep(ids)
+        stop = last.offset + last.length + len(b"\n")
+        for offset in range(first.offset, stop, _PIECE_BYTES):
+            yield self._reader.read(first._replace(offset=offset, length=min(_PIECE_BYTES, stop - offset)))
 
 
 def _line(

@@ -92,6 +92,15 @@ class EmbeddingPlan:
             self.jobs + other.jobs, self.done + other.done, self.refused + other.refused, self.absent + other.absent
         )
 
+    def without(self, ids: Set[str]) -> "EmbeddingPlan":
+        """Return the plan of the other images."""
+        return EmbeddingPlan(
+            [job for job in self.jobs if job.image_id not in ids],
+            [image_id for image_id in self.done if image_id not in ids],
+            [problem for problem in self.refused if problem.item not in ids],
+            [image_id for image_id in self.absent if image_id not in ids],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:

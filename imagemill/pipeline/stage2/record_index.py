@@ -8,7 +8,7 @@ Parsing a line is in formats/jsonl.py, the next content of the file in pipeline/
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec/migration.md#forward
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -180,16 +180,26 @@ class NextIndex:
         """Add the next line, with its ending. `unchanged`: whether it is the image's line in the present file."""
         if self.index is None:
             return
-        number = len(self.index.lines) + 1
         if unchanged:
-            self.index.lines[image_id] = Span(self._jsonl, number, self._offset, len(line) - 1)
-            if caption := self._old.captions.get(image_id):
-                self.index.captions[image_id] = caption
-            if texts := self._old.several.get(image_id):
-                self.index.several[image_id] = texts
+            self._keep(self.index, image_id, len(line) - 1)
         else:
+            number = len(self.index.lines) + 1
             _take(self.index, self._jsonl, parse_line(number, line)._replace(offset=self._offset))
-        self._offset += len(line)
+            self._offset += len(line)
+
+    def keep(self, ids: Iterable[str]) -> None:
+        """Add the lines that these images have in the present file, in this order."""
+        if self.index is not None:
+            for image_id in ids:
+                self._keep(self.index, image_id, self._old.lines[image_id].length)
+
+    def _keep(self, index: Recorded, image_id: str, length: int) -> None:
+        index.lines[image_id] = Span(self._jsonl, len(index.lines) + 1, self._offset, length)
+        if caption := self._old.captions.get(image_id):
+            index.captions[image_id] = caption
+        if texts := self._old.several.get(image_id):
+            index.several[image_id] = texts
+        self._offset += length + len(b"\n")
 
 
 def record_at(span: Span) -> Record:

@@ -33,6 +33,7 @@ from imagemill.store.ledger.problems import DECISIONS, PROBLEMS, Problem, Proble
 from imagemill.store.ledger.recent import CHANGES_SINCE, GONE, SOLVED, Recent
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.renames import ACCEPTED, DONE, RECORDED, RENAMES, Rename, Renames, Takeover
+from imagemill.store.ledger.row_changes import MERGED, ROW_CHANGES, RowChanges
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, HISTORY, ROOT_ID, SETTINGS
 from imagemill.store.ledger.sources import ARRIVALS, SOURCES, SourceRow, Sources
@@ -45,6 +46,7 @@ from imagemill.store.ledger.withdrawals import MARKS, WITHDRAWN, Withdrawals
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
     WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES, RUNS, SOLVED, GONE, MARKS,
+    ROW_CHANGES, MERGED,
 )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ class Ledger(
     Summaries,
     Renames,
     Recent,
+    RowChanges,
 ):
     """One connection to a data root's ledger. Use as a context manager; `transaction()` groups writes."""
 

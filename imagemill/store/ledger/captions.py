@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.store.ledger.database import json_of
 from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import BOOL, Codec, Table, qualified, split_columns
@@ -145,17 +146,17 @@ class Captions(Stamped):
         """Return every caption without text and mask, including outdated ones."""
         return {row.image_id: row for row in self._select(_KEYS)}
 
-    def recorded_captions(self) -> dict[str, str]:
-        """Return the fingerprint of each record's caption after the last merge."""
-        return {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS)}
+    def recorded_captions(self, ids: Sequence[str] | None = None) -> dict[str, str]:
+        """Return the fingerprint of each record's caption after the last merge, or those of `ids`."""
+        return {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS, ids)}
 
     def note_recorded_captions(self, fingerprints: Mapping[str, str]) -> None:
         """Record these fingerprints of captions, beside those of other records."""
         self._insert(RECORDED_CAPTIONS, (RecordedCaption(*item) for item in fingerprints.items()))
 
-    def record_recorded_captions(self, fingerprints: Mapping[str, str]) -> None:
-        """Replace the recorded fingerprints by these, which the records have after a merge."""
-        known = self.recorded_captions()
+    def record_recorded_captions(self, fingerprints: Mapping[str, str], ids: Sequence[str] | None = None) -> None:
+        """Replace the recorded fingerprints, or those of `ids`, by these, which the records have after a merge."""
+        known = self.recorded_captions(ids)
         with self.transaction():
             gone = [image_id for image_id in known if image_id not in fingerprints]
             self._delete("recorded_captions", gone)
@@ -237,14 +238,16 @@ class Captions(Stamped):
         )
         return {image_id for (image_id,) in rows}
 
-    def facts(self) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
-        """Yield id, source and caption of every image with a caption (including outdated ones), in order of id.
+    def facts(self, ids: Sequence[str] | None = None) -> Iterator[tuple[str, SourceRow | None, CaptionRow]]:
+        """Yield id, source and caption of every image with a caption (including outdated ones), or of `ids`, in order of id.
 
         The source is None for an image that was never read.
         """
         columns = f"{qualified(CAPTIONS, 'c')}, {qualified(SOURCES, 's')}"
+        where, given = ("1", ()) if ids is None else ("c.image_id IN (SELECT value FROM json_each(?))", (json_of(ids),))
         joined = self._rows(
-            f"SELECT {columns} FROM captions c LEFT JOIN sources s USING (image_id) ORDER BY c.image_id"
+            f"SELECT {columns} FROM captions c LEFT JOIN sources s USING (image_id) WHERE {where} ORDER BY c.image_id",
+            given,
         )
         for row in joined:
             caption_values, source_values = split_columns(row, CAPTIONS, SOURCES)

@@ -23,7 +23,7 @@ from imagemill.pipeline.stage2 import record_index
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import Merge, stage1_backup, write_records
 from imagemill.pipeline.stage2.record_index import read_recorded, record_id, unfinished
-from imagemill.store.ledger import CaptionRow, FileRow, Ledger, SourceRow
+from imagemill.store.ledger import Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.ledger.captions import mask_text
 from tests.helpers.npy_files import write_npy
 from tests.helpers.stage2 import record_of, write_text
@@ -427,3 +427,153 @@ def test_file_that_changes_while_it_is_merged_is_not_replaced(root, monkeypatch)
 
     assert [line.value["image_id"] for line in read_jsonl(root.stage2_jsonl)] == ["a", "b"]
     assert [path.name for path in root.derived.iterdir()] == ["approved_image_dataset.jsonl"]
+
+
+# ---- a merge after few changes
+
+
+def outcome(root, ledger):
+    """Merge; return what it did, and what it left."""
+    merged = write_records(Merge(Inventory(root, 0, ListedFolder([], NEW_INPUTS))), ledger)
+    made_while_writing = read_recorded(root.stage2_jsonl)
+    record_index._LAST.clear()
+    assert made_while_writing == read_recorded(root.stage2_jsonl)
+    return root.stage2_jsonl.read_bytes(), merged.counts, merged.changes, merged.problems, ledger.recorded_captions()
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """The images whose rows each merge reads; None for all."""
+    found, facts = [], Ledger.facts
+    monkeypatch.setattr(Ledger, "facts", lambda self, ids=None: found.append(ids) or facts(self, ids))
+    return found
+
+
+def recorded_images(ledger, *ids, **options):
+    ledger.record_sources(source(image_id, **options) for image_id in ids)
+    ledger.record_captions(map(caption, ids))
+
+
+def caption_again(ledger, image_id):
+    ledger.record_captions([caption(image_id, "of another image")])
+    ledger.record_captioned([Captioned(image_id, "pixels", "key")])
+
+
+ROW_CHANGES = {
+    "added": recorded_images,
+    "resized": lambda ledger, i: recorded_images(ledger, i, size=(48, 16)),
+    "recaptioned": lambda ledger, i: ledger.record_captions([caption(i, f"another text of {i}")]),
+    "without a mask": lambda ledger, i: ledger.record_captions([caption(i, "longer", mask=None)]),
+    "with a mask": lambda ledger, i: ledger.record_masks([(i, "words", [1] * 5 + [0] * 72, True)]),
+    "forgotten": lambda ledger, i: ledger.forget_sources([i]),
+    "captioned by a model": caption_again,
+    "failed": lambda ledger, i: ledger.record_problems([Problem(i, "stage2_jsonl", "failed", "why", "what", "do")]),
+}
+row_changes = st.lists(st.tuples(st.sampled_from(sorted(ROW_CHANGES)), st.sampled_from([*"abcdefgh", "Z", "ß", "new"])))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(row_changes, min_size=1, max_size=3), st.booleans())
+def test_merge_of_changed_images_gives_what_a_merge_of_all_images_gives(tmp_path_factory, rounds, is_forgotten):
+    """Spec: docs/spec/stage2.md#merge"""
+    folder = tmp_path_factory.mktemp("merge")
+    roots = DataRoot(folder / "few" / "data"), DataRoot(folder / "all" / "data")
+    few, whole = (Ledger(root.ledger) for root in roots)
+    with few, whole:
+        for root, ledger in zip(roots, (few, whole), strict=True):
+            write_text(root.stage2_jsonl, json.dumps(record_of("elsewhere", extra=1)))
+            recorded_images(ledger, *"abcdefgh", "Z", "ß")
+        assert outcome(roots[0], few) == outcome(roots[1], whole)
+        for changes in rounds:
+            for name, image_id in changes:
+                for ledger in (few, whole):
+                    ROW_CHANGES[name](ledger, image_id)
+            whole._change("DELETE FROM merged")
+            assert outcome(roots[0], few) == outcome(roots[1], whole)
+            if is_forgotten:
+                few.forget_row_changes()
+
+
+def test_only_rows_of_changed_images_are_read(root, compared):
+    """Spec: docs/spec/stage2.md#merge"""
+    with Ledger(root.ledger) as ledger:
+        recorded_images(ledger, *"abcdefgh")
+        outcome(root, ledger)
+        outcome(root, ledger)
+        ledger.forget_row_changes()
+        assert ledger.row_changes_after(ledger.last_row_change()) == set()
+        with Ledger(root.ledger) as other:
+            other.record_captions([caption("c", "changed by another process")])
+        lines = outcome(root, ledger)[0].splitlines()
+
+    assert compared == [None, [], ["c"]]
+    assert [parse_object(line)["image_id"] for line in lines] == list("abcdefgh")
+    assert parse_object(lines[2])["caption"] == "changed by another process"
+
+
+def edit_a_record(root, ledger):
+    lines = root.stage2_jsonl.read_bytes().replace(b'"height":24', b'"height":25', 1)
+    root.stage2_jsonl.write_bytes(lines)
+
+
+def leave_lines_of_an_interrupted_writer(root, ledger):
+    write_text(unfinished(root.stage2_jsonl), json.dumps(record_of("left")))
+
+
+def add_a_record_of_stage_1(root, ledger):
+    edit_a_record(root, ledger)
+    with open(root.stage2_jsonl, "ab") as file:
+        file.write(stage1_line("old") + b"\n")
+
+
+def lose_a_row_change(root, ledger):
+    ledger.forget_sources(["a"])
+    with Ledger(root.ledger) as other:
+        other.record_merged(root.path / "elsewhere", STAT, "", other.last_row_change())
+        other._change("DELETE FROM row_changes")
+
+
+def merge_by_another_release(root, ledger):
+    ledger._change("UPDATE merged SET parameters = replace(parameters, 'data', 'other')")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_a_record,
+        leave_lines_of_an_interrupted_writer,
+        add_a_record_of_stage_1,
+        lose_a_row_change,
+        merge_by_another_release,
+        lambda root, ledger: root.stage2_jsonl.unlink(),
+        lambda root, ledger: recorded_images(ledger, *"abcde"),
+    ],
+    ids=["edit", "interrupted writer", "stage 1", "unknown changes", "other parameters", "lost file", "most images"],
+)
+def test_all_images_are_compared_after_another_change(root, compared, change):
+    """Spec: docs/spec/stage2.md#merge"""
+    with Ledger(root.ledger) as ledger:
+        recorded_images(ledger, *"abcdefgh")
+        outcome(root, ledger)
+        change(root, ledger)
+        lines = outcome(root, ledger)[0].splitlines()
+
+    assert compared == [None, None]
+    found = {record_id(record): record for record in map(parse_object, lines)}
+    assert set("abcdefgh") <= found.keys()
+    assert all(found[image_id]["height"] == 24 for image_id in "abcdefgh")
+
+
+def test_merge_that_was_interrupted_before_its_end_is_followed_by_one_of_all_images(root, compared, monkeypatch):
+    """The file is new, but not yet recorded as merged."""
+    with Ledger(root.ledger) as ledger:
+        recorded_images(ledger, *"abcdefgh")
+        outcome(root, ledger)
+        ledger.record_captions([caption("c", "changed")])
+        with monkeypatch.context() as killed:
+            killed.setattr(Ledger, "record_verified", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                outcome(root, ledger)
+        outcome(root, ledger)
+
+    assert compared == [None, ["c"], None]
