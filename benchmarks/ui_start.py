@@ -4,18 +4,18 @@ A page is there when GraphQL reports the code location as loaded. Wall time, bec
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import cost
+from benchmarks.common.processes import PROJECT, cost
 from benchmarks.common.ui import STATISTICS, running_ui
+from benchmarks.scale import BYTES_PER_TINY, OURS, TINY, TINY_KINDS
 from imagemill.domain.layout import DataRoot
 
-OURS = ("-m", "benchmarks.common.ours")
 RATIO = 2.0
 _EMPTY = "import dagster as dg\n\n\n@dg.asset\ndef empty():\n    return None\n\n\ndefs = dg.Definitions([empty])\n"
 
@@ -24,11 +24,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="three kinds of 16 bytes")
     arguments = parser.parse_args()
-    with scratch() as folder:
+    with scratch(in_memory_bytes=2 * BYTES_PER_TINY * arguments.images if arguments.tiny else 0) as folder:
         root = DataRoot(folder / "data")
         noise_photos(root.approved, arguments.images, width=64, height=64, smooth=8)
-        cost([*OURS, "run", "--data-root", root.path], DAGSTER_HOME=str(root.dagster_home))
+        if arguments.tiny:
+            root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+        environment = {"DAGSTER_HOME": str(root.dagster_home), "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+        cost([*OURS, "run", "--data-root", root.path], **environment)
         (folder / "empty.py").write_text(_EMPTY)
         (folder / "home").mkdir()
         ours = [*OURS, "ui", "--data-root", root.path, "--port"]
@@ -36,9 +40,9 @@ def main() -> int:
         times: dict[str, list[float]] = {"imagemill ui": [], "dagster dev": []}
         statistics_cold = []
         for _ in range(arguments.rounds):
-            seconds, _ = _started(plain, folder / "home")
+            seconds, _ = _started(plain, DAGSTER_HOME=str(folder / "home"))
             times["dagster dev"].append(seconds)
-            seconds, cold = _started(ours, root.dagster_home)
+            seconds, cold = _started(ours, **environment)
             times["imagemill ui"].append(seconds)
             statistics_cold.append(cold)
     medians = {name: statistics.median(each) for name, each in times.items()}
@@ -50,9 +54,9 @@ def main() -> int:
     return 0 if ratio <= RATIO else 1
 
 
-def _started(command: Sequence[object], home: Path) -> tuple[float, float]:
+def _started(command: Sequence[object], **environment: str) -> tuple[float, float]:
     """Return the seconds until all assets are listed, and those of the first query for the numbers of partitions."""
-    with running_ui(command, DAGSTER_HOME=str(home)) as ui:
+    with running_ui(command, **environment) as ui:
         began = time.perf_counter()
         ui.ask(STATISTICS)
         return ui.seconds, time.perf_counter() - began

@@ -72,6 +72,17 @@ def test_changes_that_a_merge_has_seen_are_deleted_and_then_not_known(ledger, tm
     assert ledger.changed_since_merge(tmp_path / "other.jsonl", STAT, "parameters") is None
 
 
+def test_changes_are_deleted_after_the_data_root_was_moved(ledger, tmp_path):
+    ledger.record_merged(tmp_path / "before" / "records.jsonl", STAT, "", 1)
+    last = ledger.last_row_change()
+    ledger.record_merged(tmp_path / "after" / "records.jsonl", STAT, "", last)
+
+    ledger.forget_row_changes()
+
+    assert ledger.row_changes_after(last - 1) is None
+    assert ledger.changed_since_merge(tmp_path / "before" / "records.jsonl", STAT, "") is None
+
+
 def test_numbers_go_on_after_all_changes_were_deleted(ledger, tmp_path):
     last = ledger.last_row_change()
     ledger.record_merged(tmp_path / "records.jsonl", STAT, "", last)

@@ -21,7 +21,7 @@ class RowChange(msgspec.Struct, frozen=True):
 
 
 class MergedRecords(msgspec.Struct, frozen=True):
-    """The last merge that wrote a file of records, or found that it stays.
+    """The last merge, which wrote the file of records or found that it stays.
 
     Attributes:
         path: of the file.
@@ -64,9 +64,11 @@ class RowChanges(Database):
         return self.row_changes_after(merged.seen)
 
     def record_merged(self, path: Path, signature: FileSignature, parameters: str, seen: int) -> None:
-        """Record a merge."""
-        self._insert(MERGED, [MergedRecords(str(path), signature, parameters, seen)])
+        """Record a merge. There is one file of records: the data root may have had another path before."""
+        with self.transaction():
+            self._change("DELETE FROM merged")
+            self._insert(MERGED, [MergedRecords(str(path), signature, parameters, seen)])
 
     def forget_row_changes(self) -> None:
-        """Delete the changes that every merge has seen."""
-        self._change("DELETE FROM row_changes WHERE number <= (SELECT min(seen) FROM merged)")
+        """Delete the changes that the last merge has seen."""
+        self._change("DELETE FROM row_changes WHERE number <= (SELECT seen FROM merged)")
