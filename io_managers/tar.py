@@ -11,6 +11,7 @@ import msgspec
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.pipeline.leases import Leased
+from imagemill.pipeline.shards.known_samples import record_packed
 from imagemill.pipeline.shards.readiness import ASSET
 from imagemill.pipeline.shards.shard_card import write_beside
 from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan
@@ -46,6 +47,7 @@ class TarIOManager(dg.ConfigurableIOManager):
             results = self._write(context, plan, ledger)
             counts = _counts(results)
             ledger.record_counts(context.run_id, "written", counts)
+            record_packed(plan, ledger)
             _note_damage(ledger, results, context.run_id)
             refresh(self.data_root.root(), ledger)
         totals = ", ".join(f"{name}={count}" for name, count in counts.items())

@@ -47,7 +47,7 @@ def undo_version_13(db):
     for table in ("sources", "captions", "captioned", "files", "problems"):
         for event in ("inserted", "updated", "deleted"):
             db.execute(f"DROP TRIGGER {table}_{event}")
-    for table in ("row_changes", "merged"):
+    for table in ("row_changes", "merged", "packed"):
         db.execute(f"DROP TABLE {table}")
 
 

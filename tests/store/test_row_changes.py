@@ -1,4 +1,4 @@
-"""Every change of a row that plans and records are made from is known by its image, whichever process makes it."""
+"""Every change of a row that plans and records are made from is known by its image, also one by another process."""
 
 import sqlite3
 from contextlib import closing
@@ -6,7 +6,17 @@ from contextlib import closing
 import pytest
 
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.store.ledger import Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import (
+    Captioned,
+    CaptionRow,
+    FileRow,
+    Ledger,
+    MergedRecords,
+    PackedSets,
+    Problem,
+    SourceRow,
+    row_changes,
+)
 from tests.helpers.earlier_release import undo_version_13
 
 STAT = posix_signature(1, 2, 3)
@@ -59,33 +69,55 @@ def test_change_of_a_row_is_known_by_its_image(ledger, name, is_here):
 
 def test_changes_that_a_merge_has_seen_are_deleted_and_then_not_known(ledger, tmp_path):
     records, first = tmp_path / "records.jsonl", ledger.last_row_change()
-    ledger.record_merged(records, STAT, "parameters", first)
+    ledger.record_merged(records, STAT, "parameters", first, compared_all=True)
     CHANGES["mask"](ledger)
 
     ledger.forget_row_changes()
 
     assert ledger.row_changes_after(first - 1) is None
     assert ledger.row_changes_after(first) == {"a"}
-    assert ledger.changed_since_merge(records, STAT, "parameters") == {"a"}
-    assert ledger.changed_since_merge(records, STAT, "others") is None
-    assert ledger.changed_since_merge(records, "posix:4:5:6", "parameters") is None
-    assert ledger.changed_since_merge(tmp_path / "other.jsonl", STAT, "parameters") is None
+    assert ledger.merged(records, STAT) == MergedRecords(str(records), STAT, "parameters", 1, first)
+    assert ledger.merged(records, "posix:4:5:6") is None
+    assert ledger.merged(tmp_path / "other.jsonl", STAT) is None
 
 
 def test_changes_are_deleted_after_the_data_root_was_moved(ledger, tmp_path):
-    ledger.record_merged(tmp_path / "before" / "records.jsonl", STAT, "", 1)
+    ledger.record_merged(tmp_path / "before" / "records.jsonl", STAT, "", 1, compared_all=True)
     last = ledger.last_row_change()
-    ledger.record_merged(tmp_path / "after" / "records.jsonl", STAT, "", last)
+    ledger.record_merged(tmp_path / "after" / "records.jsonl", STAT, "", last, compared_all=True)
 
     ledger.forget_row_changes()
 
     assert ledger.row_changes_after(last - 1) is None
-    assert ledger.changed_since_merge(tmp_path / "before" / "records.jsonl", STAT, "") is None
+    assert ledger.merged(tmp_path / "before" / "records.jsonl", STAT) is None
+
+
+def test_changes_that_a_packing_has_not_seen_are_kept_up_to_a_number(ledger, tmp_path, monkeypatch):
+    last = ledger.last_row_change()
+    ledger.record_packed(PackedSets(str(tmp_path), {}, "", 1, 1))
+    ledger.record_merged(tmp_path / "records.jsonl", STAT, "", last, compared_all=True)
+
+    ledger.forget_row_changes()
+    assert ledger.row_changes_after(1) == {"a", "b"}
+
+    monkeypatch.setattr(row_changes, "KEPT_CHANGES", last - 2)
+    ledger.forget_row_changes()
+    assert ledger.packed(tmp_path) is None
+    assert ledger.row_changes_after(last - 1) is None
+
+
+def test_epoch_counts_the_merges_that_compared_all_lines(ledger, tmp_path):
+    epochs = []
+    for compared_all in (True, False, False, True, False):
+        ledger.record_merged(tmp_path / "records.jsonl", STAT, "", 1, compared_all=compared_all)
+        epochs.append(ledger.merged(tmp_path / "records.jsonl", STAT).epoch)
+
+    assert epochs == [1, 1, 1, 2, 2]
 
 
 def test_numbers_go_on_after_all_changes_were_deleted(ledger, tmp_path):
     last = ledger.last_row_change()
-    ledger.record_merged(tmp_path / "records.jsonl", STAT, "", last)
+    ledger.record_merged(tmp_path / "records.jsonl", STAT, "", last, compared_all=True)
     ledger.forget_row_changes()
     assert ledger.row_changes_after(last) == set()
     assert ledger.row_changes_after(last - 1) is None
@@ -113,7 +145,7 @@ def test_ledger_of_version_12_knows_the_changes_after_its_upgrade(ledger, tmp_pa
         db.commit()
 
     with Ledger(ledger.path) as upgraded:
-        assert upgraded.changed_since_merge(tmp_path / "records.jsonl", STAT, "") is None
+        assert upgraded.merged(tmp_path / "records.jsonl", STAT) is None
         seen = upgraded.last_row_change()
         CHANGES["mask"](upgraded)
         assert upgraded.row_changes_after(seen) == {"a"}

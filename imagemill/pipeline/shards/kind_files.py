@@ -62,6 +62,10 @@ class KindFiles:
         self._listing = listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
+    def unchanged(self, image_id: str) -> FileRow | None:
+        """Return the row of an image's file if the file is the one that the row describes."""
+        return self._unchanged.get(image_id)
+
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
         """Return the row of this record's file, or the reason why it is not packed.
 

@@ -8,11 +8,12 @@ Spec: docs/spec/shards.md#readiness
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,14 +27,15 @@ from imagemill.domain.stage2_records import (
     violations,
 )
 from imagemill.domain.violations import Violation
-from imagemill.errors import MissingInput
-from imagemill.formats.jsonl import encode_line, encode_sorted, parse_line, read_typed
+from imagemill.errors import ImagemillError, MissingInput
+from imagemill.formats.jsonl import SpanReader, encode_line, encode_sorted, parse_line, read_typed
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
+from imagemill.pipeline.shards.shard_sets import sample_digest
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
-from imagemill.pipeline.stage2.record_index import has_many
+from imagemill.pipeline.stage2.record_index import has_many, parse_record, read_recorded
 from imagemill.store.ledger import FileRow, Ledger, Problem
 from imagemill.store.provenance import spec_in_force
 
@@ -60,7 +62,8 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     """One sample to be packed.
 
     `record`: the bytes of the json member. `files`: one ledger row per kind, in the order of the kinds; their
-    signatures and content fingerprints match the files on disk.
+    signatures and content fingerprints match the files on disk. `digest`: that of the present set, of a sample that is known to
+    have stayed as it is; record and mask are then empty until `load_sample`.
     """
 
     image_id: str
@@ -68,6 +71,14 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     record: bytes
     mask: tuple[int, ...]
     files: tuple[FileRow, ...]
+    digest: str = ""
+
+
+class KnownSample(NamedTuple):
+    """A sample of a present set that has not changed since it was packed. `digest`: see `sample_digest`."""
+
+    bucket: str
+    digest: str
 
 
 @dataclass(slots=True)
@@ -93,6 +104,7 @@ def find_ready(
     on_ready: Callable[[Readiness], None] = lambda found: None,
     listed: Mapping[EmbeddingSpec, Mapping[str, FileSignature]] = MappingProxyType({}),
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] | None = None,
+    known: Mapping[str, KnownSample] = MappingProxyType({}),
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
@@ -106,6 +118,7 @@ def find_ready(
         on_ready: called after each ready record, for progress.
         listed: files of the kinds whose folder was listed already.
         in_force: kind as declared → kind with the data root's settings and contract; by default that of the recorded model.
+        known: samples of present sets whose records and rows have not changed since; only their files are compared.
 
     Raises:
         MissingInput: if the record file does not exist.
@@ -119,11 +132,21 @@ def find_ready(
     if has_many(jsonl) and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
     tokens = mask_length(store.spec for store in stores)
-    latest, sources = _latest_records(jsonl, found, tokens), ledger.sources()
+    latest: Mapping[str, PackingRecord | Violation | ReadySample]
+    latest = _latest_records(jsonl, found, tokens) if not known else {}
     rows = [list(ledger.file_rows(store.spec.kind)) for store in stores]
     kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
+    if known:
+        stay = _with_files((item for item in known if item not in left_out), known, kinds)
+        latest = _records_but(stay, jsonl, found, tokens)
+    unknown = [item for item, record in latest.items() if not isinstance(record, ReadySample)]
+    sources = ledger.sources(unknown if known else None)
     for item, record in latest.items():
+        if isinstance(record, ReadySample):
+            found.ready.append(record)
+            on_ready(found)
+            continue
         if isinstance(record, Violation):
             reason = _REASONS.get(record.rule, f"bad_{record.field}")
             _skip(found, item, reason, record.message, record.remedy)
@@ -134,8 +157,7 @@ def find_ready(
         if item in left_out:
             _skip(found, item, *left_out[item])
             continue
-        source = sources.get(record.image_id)
-        files: list[FileRow] = []
+        source, files = sources.get(record.image_id), []
         for kind in kinds:
             file = kind.find(record, source)
             if isinstance(file, Refusal):
@@ -147,6 +169,33 @@ def find_ready(
             on_ready(found)
     found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
+
+
+def load_sample(sample: ReadySample, jsonl: Path) -> ReadySample:
+    """Return a sample with its record and mask, to be packed from its files.
+
+    Raises:
+        ImagemillError: if its record has been changed since the packing was planned.
+    """
+    if not sample.digest:
+        return sample
+    span = read_recorded(jsonl).lines.get(sample.image_id)
+    record = (span and parse_record(span.read())) or {}
+    loaded = msgspec.structs.replace(
+        sample, record=encode_sorted(record), mask=tuple(record.get("t5_attention_mask", ())), digest=""
+    )
+    if digest_of_files(loaded) != sample.digest:
+        raise ImagemillError(
+            f"the record of {sample.image_id} was changed while shards were packed",
+            where=jsonl,
+            do="run the same command again",
+        )
+    return loaded
+
+
+def digest_of_files(sample: ReadySample) -> str:
+    """Return the digest of a sample from its record and its files, see `sample_digest`."""
+    return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
 
 
 def _left_out(
@@ -193,6 +242,40 @@ def _latest_records(jsonl: Path, found: Readiness, tokens: int) -> dict[str, Pac
             detail = f"{item} again in line {number}"
             _skip(found, f"{jsonl.name}:{lines[item]}", "duplicate_id", detail, "keep one of them")
         latest[item], lines[item] = record, number
+    return latest
+
+
+def _with_files(
+    ids: Iterable[str], known: Mapping[str, KnownSample], kinds: Sequence[KindFiles]
+) -> dict[str, ReadySample]:
+    """Return those of these known samples whose files are the ones of their rows."""
+    found = {}
+    for image_id in ids:
+        files = tuple([kind.unchanged(image_id) for kind in kinds])
+        if None not in files:
+            bucket, digest = known[image_id]
+            found[image_id] = ReadySample(image_id, bucket, b"", (), files, digest)  # type: ignore[arg-type]
+    return found
+
+
+def _records_but(
+    stay: Mapping[str, ReadySample], jsonl: Path, found: Readiness, tokens: int
+) -> dict[str, PackingRecord | Violation | ReadySample]:
+    """Return what `_latest_records` does, and the samples that stay instead of their records, which are not read.
+
+    The file consists of plain records with different ids, see known_samples.py.
+    """
+    latest: dict[str, PackingRecord | Violation | ReadySample] = {}
+    lines = read_recorded(jsonl).lines
+    found.total_records = len(lines)
+    with SpanReader() as reader:
+        for image_id, span in lines.items():
+            if image_id in stay:
+                latest[image_id] = stay[image_id]
+                continue
+            item, record = _verdict(jsonl, span.number, reader.read(span), found, tokens)
+            if record is not None:
+                latest[item] = record
     return latest
 
 

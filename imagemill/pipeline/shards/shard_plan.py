@@ -19,7 +19,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.inputs import IGNORE, SRGB, ColorSetting
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.pipeline.colours import ColourCounts, count_colours
-from imagemill.pipeline.shards.readiness import ReadySample
+from imagemill.pipeline.shards.readiness import ReadySample, load_sample
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -37,6 +37,7 @@ from imagemill.pipeline.shards.shard_sets import (
     set_members,
 )
 from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, cut, digest_of, is_thin, plan_update
+from imagemill.store.ledger import PackedSets
 from imagemill.text.close_names import name_hint
 
 # Treatment of existing shards:
@@ -137,7 +138,8 @@ class PackPlan:
 
     `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption. `color`: how pixels
     are read. `colours`: state and name of the colours by image id, for the manifests; None states nothing.
-    `images`: URL of the photographs, if they are in object storage.
+    `images`: URL of the photographs, if they are in object storage. `records`: the file of records, to load known samples.
+    `state`: what the run has seen, for `record_packed`; None if the next run is not to continue from it.
     """
 
     output: Path
@@ -148,7 +150,13 @@ class PackPlan:
     color: ColorSetting = SRGB
     colours: Mapping[str, tuple[str | None, str]] | None = None
     images: str | None = None
+    records: Path | None = None
+    state: PackedSets | None = None
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def loaded(self, sample: PlannedSample) -> PlannedSample:
+        """Return a sample with its record if it is packed from its files. Raises as `load_sample`."""
+        return load_sample(sample, self.records) if self.records and isinstance(sample, ReadySample) else sample
 
     def colours_of(self, ids: Iterable[str]) -> ColourCounts | None:
         """Return the colours of the images of a set."""

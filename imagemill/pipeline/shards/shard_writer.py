@@ -322,8 +322,9 @@ class _SetWriter:
         return _Tar([line.entry for line in lines], lines, msgspec.structs.replace(entry, name=path.name))
 
     def _write_one(
-        self, path: Path, old: Path, samples: Sequence[PlannedSample], present: Mapping[str, ShardEntry]
+        self, path: Path, old: Path, planned: Sequence[PlannedSample], present: Mapping[str, ShardEntry]
     ) -> _Tar:
+        samples = [self.shard_set.loaded(sample) for sample in planned]
         for name in {sample.shard for sample in samples if isinstance(sample, IndexLine)}:
             _refuse_damaged(old / name, present[name].checksum)
         checksum = RunningFingerprint()
@@ -389,10 +390,10 @@ def _repeats(sample: PlannedSample) -> int | msgspec.UnsetType:
 
 
 def sample_bytes(sample: PlannedSample) -> int:
-    """Return the bytes that a sample adds to a tar, without headers if it is packed from its files."""
+    """Return the bytes that a sample adds to a tar; if it is packed from its files, those of its arrays."""
     if isinstance(sample, IndexLine):
         return sample.size
-    return sum([signature_bytes(file.stat) for file in sample.files]) + len(sample.record)
+    return sum([signature_bytes(file.stat) for file in sample.files])
 
 
 @functools.lru_cache(maxsize=1024)

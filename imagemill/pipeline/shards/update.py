@@ -14,8 +14,8 @@ Spec: docs/spec/shards.md#updating-a-set
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from imagemill.pipeline.shards.readiness import ReadySample
-from imagemill.pipeline.shards.shard_sets import IndexLine, sample_digest
+from imagemill.pipeline.shards.readiness import ReadySample, digest_of_files
+from imagemill.pipeline.shards.shard_sets import IndexLine
 
 # A sample of the present set, which is copied, or one that is packed from its files.
 PlannedSample = IndexLine | ReadySample
@@ -101,6 +101,4 @@ def is_thin(tars: Sequence[TarPlan], size: int, share: float) -> bool:
 
 def digest_of(sample: PlannedSample) -> str:
     """Return the digest of a sample, see `sample_digest`."""
-    if isinstance(sample, IndexLine):
-        return sample.digest
-    return sample_digest(sample.record, ((file.kind, file.content) for file in sample.files))
+    return sample.digest or digest_of_files(sample) if isinstance(sample, ReadySample) else sample.digest

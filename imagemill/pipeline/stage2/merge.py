@@ -159,7 +159,7 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     with ledger.transaction():
         ledger.record_recorded_captions(_texts(read_recorded(jsonl), changed), changed)
         if state:
-            ledger.record_merged(jsonl, state, _parameters(merge), seen)
+            ledger.record_merged(jsonl, state, _parameters(merge), seen, compared_all=changed is None)
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
         ledger.record_setting(STAGE1, "migrated")
     return merged
@@ -186,7 +186,10 @@ def _changed(merge: Merge, recorded: Recorded, state: FileSignature | None, ledg
 
     Spec: docs/spec/stage2.md#merge
     """
-    changed = ledger.changed_since_merge(merge.root.stage2_jsonl, state, _parameters(merge))
+    last = ledger.merged(merge.root.stage2_jsonl, state)
+    if last is None or last.parameters != _parameters(merge):
+        return None
+    changed = ledger.row_changes_after(last.seen)
     return None if changed is None or 2 * len(changed) > len(recorded.lines) else sorted(changed)
 
 

@@ -33,7 +33,7 @@ from imagemill.store.ledger.problems import DECISIONS, PROBLEMS, Problem, Proble
 from imagemill.store.ledger.recent import CHANGES_SINCE, GONE, SOLVED, Recent
 from imagemill.store.ledger.regeneration import SUPERSEDED_FILES, Regenerations
 from imagemill.store.ledger.renames import ACCEPTED, DONE, RECORDED, RENAMES, Rename, Renames, Takeover
-from imagemill.store.ledger.row_changes import MERGED, ROW_CHANGES, RowChanges
+from imagemill.store.ledger.row_changes import MERGED, PACKED, ROW_CHANGES, MergedRecords, PackedSets, RowChanges
 from imagemill.store.ledger.schema import VERSION
 from imagemill.store.ledger.settings import BEGUN, HISTORY, ROOT_ID, SETTINGS
 from imagemill.store.ledger.sources import ARRIVALS, SOURCES, SourceRow, Sources
@@ -46,7 +46,7 @@ from imagemill.store.ledger.withdrawals import MARKS, WITHDRAWN, Withdrawals
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
     WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES, RUNS, SOLVED, GONE, MARKS,
-    ROW_CHANGES, MERGED,
+    ROW_CHANGES, MERGED, PACKED,
 )  # fmt: skip
 
 
@@ -118,5 +118,6 @@ __all__ = [
     "FROM_PREVIEW", "FROM_PREVIEW_RECORD", "FROM_RECORD", "FROM_SIDECAR", "HISTORY", "IN_MEMORY", "RECORDED", "ROOT_ID",
     "SUPERSEDED", "VERSION",
     "CaptionKey", "CaptionRow", "Captioned", "ColumnRule", "FileRow", "FinishedSummary", "Lease", "LeaseLost",
-    "Ledger", "LedgerDamaged", "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
+    "Ledger", "LedgerDamaged",
+    "MergedRecords", "PackedSets", "Problem", "Rename", "SourceRow", "Takeover", "ValueRule", "fingerprint_texts",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`row_changes` and `merged`: of which images rows have changed, and what the last merge of the records has seen of it.
+"""`row_changes`, `merged` and `packed`: of which images rows have changed, and what merge and packing have seen of it.
 
 Triggers on `sources`, `captions`, `captioned`, `files` and `problems` write the rows of `row_changes`, for the changes of every
 process. So a reader of these tables that keeps `last_row_change` can later read the rows of `row_changes_after` alone.
@@ -10,7 +10,10 @@ import msgspec
 
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import Database
-from imagemill.store.ledger.table import Table
+from imagemill.store.ledger.table import Codec, Table
+
+# Most row changes that are kept for a packing that has not seen them; it then looks at every image.
+KEPT_CHANGES = 1_000_000
 
 
 class RowChange(msgspec.Struct, frozen=True):
@@ -27,21 +30,43 @@ class MergedRecords(msgspec.Struct, frozen=True):
         path: of the file.
         signature: of the file after the merge.
         parameters: of the merge: everything but the ledger's rows that lines were made from.
+        epoch: number of merges so far that have compared all lines: since the one before, only lines of images whose rows have
+            changed may differ.
         seen: `last_row_change` before the merge read any row.
     """
 
     path: str
     signature: FileSignature
     parameters: str
+    epoch: int
+    seen: int
+
+
+class PackedSets(msgspec.Struct, frozen=True):
+    """The last packing of all buckets, after which every set had the samples of its plan.
+
+    Attributes:
+        path: parent of the sets.
+        sets: the `manifest_digest` of each set by bucket.
+        parameters: everything but rows, records and files that decides which samples are ready.
+        epoch: of the merged records that were packed.
+        seen: `last_row_change` before packing read any row.
+    """
+
+    path: str
+    sets: dict[str, str]
+    parameters: str
+    epoch: int
     seen: int
 
 
 ROW_CHANGES = Table("row_changes", RowChange)
 MERGED = Table("merged", MergedRecords)
+PACKED = Table("packed", PackedSets, sets=Codec(lambda sets: msgspec.json.encode(sets).decode(), msgspec.json.decode))
 
 
 class RowChanges(Database):
-    """Reads of changed rows, and of the last merge; writes of the latter. Rows of `row_changes` are written by triggers."""
+    """Reads of changed rows; reads and writes of the last merge and packing. Rows of `row_changes` are written by triggers."""
 
     def last_row_change(self) -> int:
         """Return the number of the last change, also if its row has been deleted; 0 before the first one."""
@@ -56,19 +81,39 @@ class RowChanges(Database):
             return None
         return {i for (i,) in self._rows("SELECT DISTINCT image_id FROM row_changes WHERE number > ?", (number,))}
 
-    def changed_since_merge(self, path: Path, signature: FileSignature | None, parameters: str) -> set[str] | None:
-        """Return the images whose rows have changed since the last merge; None if its file or its parameters were others."""
-        merged = next(self._select(MERGED, [str(path)], key="path"), None)
-        if merged is None or (merged.signature, merged.parameters) != (signature, parameters):
-            return None
-        return self.row_changes_after(merged.seen)
+    def merged(self, path: Path, signature: FileSignature | None) -> MergedRecords | None:
+        """Return the last merge of the records; None if it was of another file, or the file has been changed since."""
+        found = next(self._select(MERGED, [str(path)], key="path"), None)
+        return found if found and found.signature == signature else None
 
-    def record_merged(self, path: Path, signature: FileSignature, parameters: str, seen: int) -> None:
-        """Record a merge. There is one file of records: the data root may have had another path before."""
+    def record_merged(
+        self, path: Path, signature: FileSignature, parameters: str, seen: int, *, compared_all: bool
+    ) -> None:
+        """Record a merge. There is one file of records: the data root may have had another path before.
+
+        `compared_all`: whether the merge has compared all lines.
+        """
         with self.transaction():
+            last = self._one("SELECT max(epoch) FROM merged")
+            epoch = (last[0] if last and last[0] else 0) + compared_all
             self._change("DELETE FROM merged")
-            self._insert(MERGED, [MergedRecords(str(path), signature, parameters, seen)])
+            self._insert(MERGED, [MergedRecords(str(path), signature, parameters, epoch, seen)])
+
+    def packed(self, path: Path) -> PackedSets | None:
+        """Return the last packing of all buckets below this folder."""
+        return next(self._select(PACKED, [str(path)], key="path"), None)
+
+    def record_packed(self, packed: PackedSets | None) -> None:
+        """Record a packing of all buckets, or that the last one is not to be continued."""
+        with self.transaction():
+            self._change("DELETE FROM packed")
+            self._insert(PACKED, [packed] if packed else [])
 
     def forget_row_changes(self) -> None:
-        """Delete the changes that the last merge has seen."""
-        self._change("DELETE FROM row_changes WHERE number <= (SELECT seen FROM merged)")
+        """Delete the changes that the last merge has seen, and the last packing unless it is `KEPT_CHANGES` behind."""
+        with self.transaction():
+            self._change("DELETE FROM packed WHERE seen < (SELECT seen FROM merged) - ?", (KEPT_CHANGES,))
+            seen = "SELECT seen FROM merged UNION ALL SELECT seen FROM packed"
+            self._change(
+                f"DELETE FROM row_changes WHERE EXISTS (SELECT 1 FROM merged) AND number <= (SELECT min(seen) FROM ({seen}))"
+            )

@@ -76,7 +76,7 @@ def test_all_images_are_planned_again_if_their_changes_are_no_longer_known(plann
     root, inventory, ledger, asked = planned
     with Ledger(root.ledger) as other:
         other.forget_sources(["a"])
-        other.record_merged(root.stage2_jsonl, "posix:1:2:3", "", other.last_row_change())
+        other.record_merged(root.stage2_jsonl, "posix:1:2:3", "", other.last_row_change(), compared_all=True)
         other.forget_row_changes()
 
     found = assert_same_as_from_all_rows(root, inventory, ledger)

@@ -1,10 +1,18 @@
--- Version 13: of which images rows have changed, in order, and what the last merge of the records has seen of it.
+-- Version 13: of which images rows have changed, in order; what the last merge of the records, and the last packing, has seen of it.
 
 CREATE TABLE row_changes (number INTEGER PRIMARY KEY AUTOINCREMENT, image_id TEXT NOT NULL);
 CREATE TABLE merged (
     path TEXT PRIMARY KEY,
     signature TEXT NOT NULL,
     parameters TEXT NOT NULL,
+    epoch INT NOT NULL,
+    seen INT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE packed (
+    path TEXT PRIMARY KEY,
+    sets TEXT NOT NULL,
+    parameters TEXT NOT NULL,
+    epoch INT NOT NULL,
     seen INT NOT NULL
 ) WITHOUT ROWID;
 CREATE TRIGGER sources_inserted AFTER INSERT ON sources BEGIN

@@ -1,0 +1,105 @@
+"""Samples that a packing run knows from the one before: neither their records nor their rows have changed since.
+
+    row changes after the last packing ──> samples to look at
+    live samples of the present sets   ──> all others are known, with their digests
+
+Which samples are ready is decided in readiness.py. A run that cannot continue the last one looks at every record.
+
+Spec: docs/spec/shards.md#readiness
+"""
+
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.errors import ImagemillError
+from imagemill.pipeline.shards.readiness import KnownSample
+from imagemill.pipeline.shards.shard_plan import PackPlan
+from imagemill.pipeline.shards.shard_sets import (
+    IndexLine,
+    bucket_folder,
+    read_index,
+    read_manifest,
+    set_digest,
+    set_members,
+)
+from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.pipeline.stage2.record_index import read_recorded, state_of
+from imagemill.store.ledger import Ledger, PackedSets
+
+
+def state_before(inventory: Inventory, output: Path, ledger: Ledger) -> PackedSets | None:
+    """Return the state that a packing run of all buckets begins with, still without sets. Call it before anything is read.
+
+    Returns:
+        None if the records are not as the last merge left them, or a line of the file is no plain record.
+    """
+    jsonl, seen = inventory.root.stage2_jsonl, ledger.last_row_change()
+    signature, unfinished = state_of(jsonl)
+    merged = ledger.merged(jsonl, signature)
+    if merged is None or unfinished:
+        return None
+    recorded = read_recorded(jsonl)
+    if recorded.vectors or recorded.stage1 or recorded.set_aside:
+        return None
+    contracts = [[spec.kind, spec.contract] for spec in map(inventory.in_force, embedding_specs())]
+    given = [version("imagemill"), set_members(), contracts, sorted(ledger.settings().items())]
+    return PackedSets(str(output), {}, msgspec.json.encode(given).decode(), merged.epoch, seen)
+
+
+def known_samples(now: PackedSets, buckets: Iterable[str], ledger: Ledger) -> dict[str, KnownSample]:
+    """Return the live samples of the present sets that have not changed since they were packed, by image id.
+
+    Args:
+        now: the state that the run begins with.
+        buckets: the buckets of the run.
+        ledger: the ledger.
+    """
+    last = ledger.packed(Path(now.path))
+    if last is None or (last.parameters, last.epoch) != (now.parameters, now.epoch):
+        return {}
+    changed = ledger.row_changes_after(last.seen)
+    if changed is None:
+        return {}
+    return {
+        line.image_id: KnownSample(bucket, line.digest)
+        for bucket in buckets
+        for line in _lines_of(Path(now.path), bucket, last)
+        if line.image_id not in changed
+    }
+
+
+def _lines_of(output: Path, bucket: str, packed: PackedSets) -> Iterator[IndexLine]:
+    """Yield the samples of a set, if it is the one that was packed and its index is that of its manifest."""
+    folder = bucket_folder(output, bucket)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.manifest_digest != packed.sets.get(bucket) or manifest.tombstones:
+        return
+    try:
+        lines = read_index(folder)
+    except ImagemillError:
+        return
+    if set_digest(line.digest for line in lines) == manifest.digest:
+        yield from lines
+
+
+def record_packed(shard_set: PackPlan, ledger: Ledger) -> None:
+    """Record a packing run for the next one, which looks at every record if a set does not have the samples of its plan."""
+    ledger.record_packed(_state_after(shard_set))
+
+
+def _state_after(shard_set: PackPlan) -> PackedSets | None:
+    if shard_set.state is None or {plan.bucket for plan in shard_set.plans} != set(BUCKETS):
+        return None
+    sets = {}
+    for plan in shard_set.plans:
+        manifest = read_manifest(bucket_folder(shard_set.output, plan.bucket))
+        if (manifest.digest if manifest else set_digest(())) != plan.digest:
+            return None
+        if manifest and manifest.manifest_digest:
+            sets[plan.bucket] = manifest.manifest_digest
+    return msgspec.structs.replace(shard_set.state, sets=sets)

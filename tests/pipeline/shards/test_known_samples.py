@@ -1,0 +1,311 @@
+"""A packing run that continues the last one plans and writes what a run that looks at every record does.
+
+Spec: docs/spec/shards.md#readiness
+"""
+
+import contextlib
+import json
+import os
+import random
+
+import msgspec
+import pytest
+
+from imagemill.config import Config
+from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.errors import ImagemillError
+from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.tar import read_shard
+from imagemill.pipeline.shards import readiness
+from imagemill.pipeline.shards.known_samples import known_samples, record_packed, state_before
+from imagemill.pipeline.shards.packing import PackRequest, plan_packing
+from imagemill.pipeline.shards.readiness import load_sample
+from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder
+from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.shards.update import digest_of
+from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.store.ledger import Ledger
+from tests.helpers.stage2 import embed, photos, write_records
+
+IMAGES = "abcdefgh"
+SQUARE, WIDE = "1024x1024", "1216x832"
+
+
+def request(root, *buckets):
+    return PackRequest(buckets or BUCKETS, root.shards, "update")
+
+
+def plan(root, ledger, *buckets, config=None):
+    return plan_packing(Inventory(root), config or Config(shard_size=2), ledger, request(root, *buckets))
+
+
+def write(root, ledger, shard_set):
+    root.shards.mkdir(exist_ok=True)
+    results = [write_bucket(shard_set, each, root.derived, {}) for each in shard_set.plans]
+    record_packed(shard_set, ledger)
+    return results
+
+
+def pack(root, ledger, *buckets):
+    found, shard_set = plan(root, ledger, *buckets)
+    ledger.record_files(found.adopted, made=False)
+    return found, write(root, ledger, shard_set)
+
+
+def known(root, ledger):
+    """Return the samples that the next packing run knows."""
+    state = state_before(Inventory(root), root.shards, ledger)
+    return set(known_samples(state, BUCKETS, ledger)) if state else set()
+
+
+@pytest.fixture
+def root(data_root):
+    """A data root with eight packed images in two buckets."""
+    photos(data_root, *"abcd", size=(32, 32))
+    photos(data_root, *"efgh", size=(48, 32))
+    embed(data_root)
+    write_records(data_root)
+    with Ledger(data_root.ledger) as ledger:
+        pack(data_root, ledger)
+        assert known(data_root, ledger) == set(IMAGES)
+    return data_root
+
+
+@pytest.fixture
+def ledger(root):
+    with Ledger(root.ledger) as ledger:
+        yield ledger
+
+
+def shown(found, shard_set):
+    """Return what both ways of planning must agree in."""
+    ready = [(s.image_id, s.bucket, digest_of(s), s.files) for s in found.ready]
+    counts = found.total_records, found.filtered, found.skipped_incomplete
+    plans = [
+        (p.bucket, p.digest, p.parameters, p.scratch, p.updates, p.is_from_scratch, p.change.added, p.change.changed,
+         p.change.removed, [([s.image_id for s in tar.samples], tar.kept) for tar in p.change.tars])
+        for p in shard_set.plans
+    ]  # fmt: skip
+    return ready, counts, sorted(found.problems, key=lambda p: p.item), found.adopted, plans
+
+
+def assert_same_as_of_all_records(root, ledger, **options):
+    """Plan with and without known samples, compare, and write; return the known samples that were packed from their files."""
+    before = ledger.packed(root.shards)
+    few = plan(root, ledger, **options)
+    ledger.record_packed(None)
+    whole = plan(root, ledger, **options)
+    ledger.record_packed(before)
+    assert shown(*few) == shown(*whole)
+    loaded = {s.image_id for p in few[1].plans for s in p.packed if s.digest}
+    ledger.record_files(few[0].adopted, made=False)
+    write(root, ledger, few[1])
+    assert packed_samples(root) == {
+        s.image_id: (s.bucket, load_sample(s, root.stage2_jsonl).record) for s in whole[0].ready
+    }
+    return loaded
+
+
+def packed_samples(root):
+    found = {}
+    for tar in root.shards.glob("*/*.tar"):
+        for key, members in read_shard(tar):
+            image_id = json.loads(members["json"])["image_id"]
+            assert image_id not in found, key
+            found[image_id] = tar.parent.name.removeprefix("bucket_"), members["json"]
+    return found
+
+
+def edit_caption(root, ledger):
+    (root.approved / "b.txt").write_text("an edited caption")
+    embed(root)
+    write_records(root)
+
+
+def add_images(root, ledger):
+    photos(root, "bb", "i", size=(32, 32))
+    embed(root)
+    write_records(root)
+
+
+def replace_by_another_size(root, ledger):
+    photos(root, "c", size=(48, 32))
+    embed(root)
+    write_records(root)
+
+
+def remove_a_file(root, ledger):
+    (root.derived / VAE.folder / "d.npy").unlink()
+
+
+def replace_a_file(root, ledger):
+    path = root.derived / DINOV3.folder / "e.npy"
+    path.write_bytes((root.derived / DINOV3.folder / "f.npy").read_bytes())
+
+
+def withdraw(root, ledger):
+    ledger.withdraw(["f"])
+
+
+def edit_records(root, ledger, *, merged=True):
+    lines = [msgspec.json.encode({**line.value, "score": 1}) for line in read_jsonl(root.stage2_jsonl)]
+    root.stage2_jsonl.write_bytes(b"".join(line + b"\n" for line in lines))
+    if merged:
+        write_records(root)
+
+
+def edit_records_without_a_merge(root, ledger):
+    edit_records(root, ledger, merged=False)
+
+
+def damage_an_index(root, ledger):
+    path = bucket_folder(root.shards, SQUARE) / INDEX
+    line = json.loads(path.read_bytes().splitlines()[0])
+    path.write_bytes(path.read_bytes().replace(line["digest"].encode(), b"0" * 32))
+
+
+def forget_a_file(root, ledger):
+    ledger.forget_files(T5.kind)
+
+
+def fail_an_image(root, ledger):
+    ledger.forget_sources(["g"])
+
+
+def read_pixels_differently(root, ledger):
+    ledger.record_setting("pixels.color", "ignore")
+
+
+def remove_a_set(root, ledger):
+    for path in bucket_folder(root.shards, WIDE).rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+# A change, and the samples that are known afterwards.
+CHANGES = {
+    "nothing": (lambda root, ledger: None, IMAGES),
+    "an edited caption": (edit_caption, "acdefgh"),
+    "new images": (add_images, IMAGES),
+    "another bucket": (replace_by_another_size, "abdefgh"),
+    "a removed file": (remove_a_file, IMAGES),
+    "a replaced file": (replace_a_file, IMAGES),
+    "a withdrawal": (withdraw, IMAGES),
+    "edited records": (edit_records, ""),
+    "edited records, not merged": (edit_records_without_a_merge, ""),
+    "a damaged index": (damage_an_index, "efgh"),
+    "files without rows": (forget_a_file, ""),
+    "an image that was never opened": (fail_an_image, "abcdefh"),
+    "another setting": (read_pixels_differently, ""),
+    "a removed set": (remove_a_set, "abcd"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_plan_after_a_change_is_that_of_all_records(root, ledger, name):
+    change, left = CHANGES[name]
+    change(root, ledger)
+
+    assert known(root, ledger) == set(left)
+    assert_same_as_of_all_records(root, ledger)
+    assert_same_as_of_all_records(root, ledger)
+
+
+def test_several_changes_one_after_another(root, ledger):
+    for change in (edit_caption, withdraw, add_images, replace_by_another_size, edit_records, remove_a_file):
+        change(root, ledger)
+        assert_same_as_of_all_records(root, ledger)
+    ledger.restore(["f"])
+    assert_same_as_of_all_records(root, ledger)
+    assert packed_samples(root).keys() == set("abcefghi") | {"bb"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_in_any_order(root, ledger, seed):
+    """The next plan after each change is that of all records, whether or not the changes between were packed."""
+    chance = random.Random(seed)
+    for name in chance.sample(sorted(CHANGES.keys() - {"a removed set", "files without rows"}), 8):
+        with contextlib.suppress(FileNotFoundError):  # of a set or file that an earlier change has removed
+            CHANGES[name][0](root, ledger)
+        if chance.random() < 0.7:
+            assert_same_as_of_all_records(root, ledger)
+    assert_same_as_of_all_records(root, ledger)
+
+
+def test_known_samples_are_packed_from_their_files_if_the_set_is_packed_from_scratch(root, ledger):
+    ledger.record_captions([])
+    config = Config(shard_size=2)
+    _, shard_set = plan_packing(
+        Inventory(root), config, ledger, PackRequest(BUCKETS, root.shards, "update", requested={"shard_size": 3})
+    )
+    assert {s.image_id for p in shard_set.plans for s in p.packed if s.digest} == set(IMAGES)
+    before = packed_samples(root)
+
+    write(root, ledger, shard_set)
+
+    assert packed_samples(root) == before
+    assert len(list(root.shards.glob("*/*.tar"))) == 4
+    assert_same_as_of_all_records(root, ledger)
+
+
+def test_known_samples_of_a_damaged_tar_are_packed_from_their_files(root, ledger):
+    before = packed_samples(root)
+    (tar,) = bucket_folder(root.shards, SQUARE).glob("*000001.tar")
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 1
+    tar.write_bytes(data)
+    (root.approved / "d.txt").write_text("edited")
+    embed(root)
+    write_records(root)
+
+    assert_same_as_of_all_records(root, ledger)
+
+    after = packed_samples(root)
+    assert {i for i in IMAGES if before[i] != after[i]} == {"d"}
+
+
+def test_record_that_changes_between_plan_and_packing_is_not_packed(root, ledger):
+    found, _ = plan(root, ledger)
+    edit_records(root, ledger, merged=False)
+
+    with pytest.raises(ImagemillError, match="the record of a was changed while shards were packed"):
+        load_sample(found.ready[0], root.stage2_jsonl)
+
+
+def test_run_of_some_buckets_is_not_continued(root, ledger):
+    """The samples of the other buckets have not been looked at."""
+    edit_caption(root, ledger)
+    pack(root, ledger, WIDE)
+
+    assert ledger.packed(root.shards) is None
+    assert_same_as_of_all_records(root, ledger)
+
+
+def test_run_that_left_a_sample_out_is_not_continued(root, ledger):
+    """A damaged file without a copy: its bucket keeps the earlier sample."""
+    edit_caption(root, ledger)
+    path = root.derived / T5.folder / "b.npy"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    _, results = pack(root, ledger)
+
+    assert [file for result in results for file in result.rotten.files] == [(T5.kind, "b")]
+    assert ledger.packed(root.shards) is None
+    assert known(root, ledger) == set()
+
+
+def test_only_records_that_are_not_known_are_read(root, ledger, monkeypatch):
+    edit_caption(root, ledger)
+    read, verdict = [], readiness._verdict
+    monkeypatch.setattr(
+        readiness, "_verdict", lambda jsonl, number, *given: read.append(number) or verdict(jsonl, number, *given)
+    )
+
+    plan(root, ledger)
+
+    assert read == [2]
