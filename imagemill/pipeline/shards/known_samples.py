@@ -88,8 +88,12 @@ def _lines_of(output: Path, bucket: str, packed: PackedSets) -> Iterator[IndexLi
 
 
 def record_packed(shard_set: PackPlan, ledger: Ledger) -> None:
-    """Record a packing run for the next one, which looks at every record if a set does not have the samples of its plan."""
-    ledger.record_packed(_state_after(shard_set))
+    """Record a packing run for the next one, if every set has the samples of its plan now.
+
+    If not, the next one continues from an earlier run: sets that have been written since are not those of that run.
+    """
+    if after := _state_after(shard_set):
+        ledger.record_packed(after)
 
 
 def _state_after(shard_set: PackPlan) -> PackedSets | None:

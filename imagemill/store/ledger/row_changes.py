@@ -103,11 +103,11 @@ class RowChanges(Database):
         """Return the last packing of all buckets below this folder."""
         return next(self._select(PACKED, [str(path)], key="path"), None)
 
-    def record_packed(self, packed: PackedSets | None) -> None:
-        """Record a packing of all buckets, or that the last one is not to be continued."""
+    def record_packed(self, packed: PackedSets) -> None:
+        """Record a packing of all buckets instead of the last one."""
         with self.transaction():
             self._change("DELETE FROM packed")
-            self._insert(PACKED, [packed] if packed else [])
+            self._insert(PACKED, [packed])
 
     def forget_row_changes(self) -> None:
         """Delete the changes that the last merge has seen, and the last packing unless it is `KEPT_CHANGES` behind."""

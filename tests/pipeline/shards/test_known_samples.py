@@ -94,8 +94,9 @@ def assert_same_as_of_all_records(root, ledger, **options):
     """Plan with and without known samples, compare, and write; return the known samples that were packed from their files."""
     before = ledger.packed(root.shards)
     few = plan(root, ledger, **options)
-    ledger.record_packed(None)
+    ledger.record_packed(msgspec.structs.replace(before, parameters=""))
     whole = plan(root, ledger, **options)
+    assert not any(sample.digest for sample in whole[0].ready)
     ledger.record_packed(before)
     assert shown(*few) == shown(*whole)
     loaded = {s.image_id for p in few[1].plans for s in p.packed if s.digest}
@@ -273,16 +274,23 @@ def test_record_that_changes_between_plan_and_packing_is_not_packed(root, ledger
         load_sample(found.ready[0], root.stage2_jsonl)
 
 
-def test_run_of_some_buckets_is_not_continued(root, ledger):
-    """The samples of the other buckets have not been looked at."""
+@pytest.mark.parametrize(("existing", "left"), [("update", "efgh"), ("withdraw", "adefgh"), ("repack", "efgh")])
+def test_run_that_does_not_look_at_all_buckets_or_samples_leaves_the_changes_for_the_next(root, ledger, existing, left):
+    """A withdrawal does not write the bucket, of which no sample was withdrawn."""
     edit_caption(root, ledger)
-    pack(root, ledger, WIDE)
+    replace_by_another_size(root, ledger)
+    ledger.withdraw(["f"])
+    _, shard_set = plan_packing(
+        Inventory(root), Config(shard_size=2), ledger, PackRequest([SQUARE], root.shards, existing)
+    )
 
-    assert ledger.packed(root.shards) is None
+    write(root, ledger, shard_set)
+
+    assert known(root, ledger) == set(left)
     assert_same_as_of_all_records(root, ledger)
 
 
-def test_run_that_left_a_sample_out_is_not_continued(root, ledger):
+def test_run_that_left_a_sample_out_leaves_the_change_for_the_next(root, ledger):
     """A damaged file without a copy: its bucket keeps the earlier sample."""
     edit_caption(root, ledger)
     path = root.derived / T5.folder / "b.npy"
@@ -295,8 +303,9 @@ def test_run_that_left_a_sample_out_is_not_continued(root, ledger):
     _, results = pack(root, ledger)
 
     assert [file for result in results for file in result.rotten.files] == [(T5.kind, "b")]
-    assert ledger.packed(root.shards) is None
-    assert known(root, ledger) == set()
+    assert known(root, ledger) == set("efgh")
+    found, _ = plan(root, ledger)
+    assert {sample.image_id for sample in found.ready if not sample.digest} == set("abcd")
 
 
 def test_only_records_that_are_not_known_are_read(root, ledger, monkeypatch):
