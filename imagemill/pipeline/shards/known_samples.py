@@ -14,9 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from imagemill.config import Config
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.errors import ImagemillError
+from imagemill.fs.fingerprints import fingerprint
 from imagemill.pipeline.shards.readiness import KnownSample
 from imagemill.pipeline.shards.shard_plan import PackPlan
 from imagemill.pipeline.shards.shard_sets import (
@@ -32,8 +34,10 @@ from imagemill.pipeline.stage2.record_index import read_recorded, state_of
 from imagemill.store.ledger import Ledger, PackedSets
 
 
-def state_before(inventory: Inventory, output: Path, ledger: Ledger) -> PackedSets | None:
+def state_before(inventory: Inventory, config: Config, output: Path, ledger: Ledger) -> PackedSets | None:
     """Return the state that a packing run of all buckets begins with, still without sets. Call it before anything is read.
+
+    It contains the whole configuration, of which any part may decide which images a kind refuses.
 
     Returns:
         None if the records are not as the last merge left them, or a line of the file is no plain record.
@@ -47,8 +51,9 @@ def state_before(inventory: Inventory, output: Path, ledger: Ledger) -> PackedSe
     if recorded.vectors or recorded.stage1 or recorded.set_aside:
         return None
     contracts = [[spec.kind, spec.contract] for spec in map(inventory.in_force, embedding_specs())]
-    given = [version("imagemill"), set_members(), contracts, sorted(ledger.settings().items())]
-    return PackedSets(str(output), {}, msgspec.json.encode(given).decode(), merged.epoch, seen)
+    given = [version("imagemill"), set_members(), repr(config), contracts, sorted(ledger.settings().items())]
+    # A fingerprint, because the configuration may contain credentials.
+    return PackedSets(str(output), {}, fingerprint(msgspec.json.encode(given)), merged.epoch, seen)
 
 
 def known_samples(now: PackedSets, buckets: Iterable[str], ledger: Ledger) -> dict[str, KnownSample]:

@@ -72,7 +72,7 @@ def plan_packing(
     root = inventory.root
     excluded = excluded_images(root.derived, ledger, config.near_duplicates)
     on_ready = progress_lines(packing.progress_every)
-    state = state_before(inventory, packing.output, ledger) if packing.existing == "update" else None
+    state = state_before(inventory, config, packing.output, ledger) if packing.existing == "update" else None
     known = known_samples(state, packing.buckets, ledger) if state else {}
     found = find_ready(
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,

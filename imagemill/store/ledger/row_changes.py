@@ -48,7 +48,7 @@ class PackedSets(msgspec.Struct, frozen=True):
     Attributes:
         path: parent of the sets.
         sets: the `manifest_digest` of each set by bucket.
-        parameters: everything but rows, records and files that decides which samples are ready.
+        parameters: fingerprint of everything but rows, records and files that decides which samples are ready.
         epoch: of the merged records that were packed.
         seen: `last_row_change` before packing read any row.
     """

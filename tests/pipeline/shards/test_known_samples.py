@@ -29,6 +29,7 @@ from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, write_records
 
 IMAGES = "abcdefgh"
+CONFIG = Config(shard_size=2)
 SQUARE, WIDE = "1024x1024", "1216x832"
 
 
@@ -36,8 +37,8 @@ def request(root, *buckets):
     return PackRequest(buckets or BUCKETS, root.shards, "update")
 
 
-def plan(root, ledger, *buckets, config=None):
-    return plan_packing(Inventory(root), config or Config(shard_size=2), ledger, request(root, *buckets))
+def plan(root, ledger, *buckets):
+    return plan_packing(Inventory(root), CONFIG, ledger, request(root, *buckets))
 
 
 def write(root, ledger, shard_set):
@@ -53,9 +54,9 @@ def pack(root, ledger, *buckets):
     return found, write(root, ledger, shard_set)
 
 
-def known(root, ledger):
+def known(root, ledger, config=CONFIG):
     """Return the samples that the next packing run knows."""
-    state = state_before(Inventory(root), root.shards, ledger)
+    state = state_before(Inventory(root), config, root.shards, ledger)
     return set(known_samples(state, BUCKETS, ledger)) if state else set()
 
 
@@ -90,12 +91,12 @@ def shown(found, shard_set):
     return ready, counts, sorted(found.problems, key=lambda p: p.item), found.adopted, plans
 
 
-def assert_same_as_of_all_records(root, ledger, **options):
+def assert_same_as_of_all_records(root, ledger):
     """Plan with and without known samples, compare, and write; return the known samples that were packed from their files."""
     before = ledger.packed(root.shards)
-    few = plan(root, ledger, **options)
+    few = plan(root, ledger)
     ledger.record_packed(msgspec.structs.replace(before, parameters=""))
-    whole = plan(root, ledger, **options)
+    whole = plan(root, ledger)
     assert not any(sample.digest for sample in whole[0].ready)
     ledger.record_packed(before)
     assert shown(*few) == shown(*whole)
@@ -213,6 +214,15 @@ def test_plan_after_a_change_is_that_of_all_records(root, ledger, name):
     assert_same_as_of_all_records(root, ledger)
 
 
+def test_nothing_is_known_after_the_configuration_has_changed(root, ledger):
+    """For example `max_upscale`, which refuses images."""
+    changed = msgspec.structs.replace(CONFIG, encoders={VAE.kind: {"model": "preview", "max_upscale": 1.01}})
+
+    assert known(root, ledger) == set(IMAGES)
+    assert known(root, ledger, changed) == set()
+    assert "max_upscale" not in state_before(Inventory(root), changed, root.shards, ledger).parameters, "no secrets"
+
+
 def test_several_changes_one_after_another(root, ledger):
     for change in (edit_caption, withdraw, add_images, replace_by_another_size, edit_records, remove_a_file):
         change(root, ledger)
@@ -236,9 +246,8 @@ def test_changes_in_any_order(root, ledger, seed):
 
 def test_known_samples_are_packed_from_their_files_if_the_set_is_packed_from_scratch(root, ledger):
     ledger.record_captions([])
-    config = Config(shard_size=2)
     _, shard_set = plan_packing(
-        Inventory(root), config, ledger, PackRequest(BUCKETS, root.shards, "update", requested={"shard_size": 3})
+        Inventory(root), CONFIG, ledger, PackRequest(BUCKETS, root.shards, "update", requested={"shard_size": 3})
     )
     assert {s.image_id for p in shard_set.plans for s in p.packed if s.digest} == set(IMAGES)
     before = packed_samples(root)
@@ -280,9 +289,7 @@ def test_run_that_does_not_look_at_all_buckets_or_samples_leaves_the_changes_for
     edit_caption(root, ledger)
     replace_by_another_size(root, ledger)
     ledger.withdraw(["f"])
-    _, shard_set = plan_packing(
-        Inventory(root), Config(shard_size=2), ledger, PackRequest([SQUARE], root.shards, existing)
-    )
+    _, shard_set = plan_packing(Inventory(root), CONFIG, ledger, PackRequest([SQUARE], root.shards, existing))
 
     write(root, ledger, shard_set)
 
