@@ -19,7 +19,16 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.scale import NOTHING_RATIO, TICK_SECONDS, TINY_KINDS, command, limit_seconds, line_of, tick_seconds
+from benchmarks.scale import (
+    NOTHING_RATIO,
+    TICK_SECONDS,
+    TINY_KINDS,
+    command,
+    limit_seconds,
+    line_of,
+    tick_seconds,
+    use_tiny_kinds,
+)
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
 
@@ -75,7 +84,7 @@ def _scanned(folder: Path, images: int) -> Iterator[bool]:
 def _run(folder: Path, images: int) -> Iterator[bool]:
     root = DataRoot(folder / "whole")
     root.path.mkdir()
-    root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+    use_tiny_kinds(root)
     noise_photos(folder / "made", images, width=SIDE, height=SIDE, smooth=8)
     texts = _move_to_folders(folder / "made", root.approved)
     _write_rows(root.approved / "metadata.jsonl", texts)

@@ -35,7 +35,7 @@ from PIL import Image
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.processes import PROJECT
 from benchmarks.common.ui import free_port
-from benchmarks.scale import OURS, TINY, TINY_KINDS, command
+from benchmarks.scale import OURS, TINY_KINDS, TINY_PATH, command
 from imagemill.domain.buckets import assign_bucket
 from imagemill.domain.inputs import NEW_INPUTS
 from imagemill.domain.layout import DataRoot
@@ -111,7 +111,7 @@ def _served(folder: Path) -> Iterator[tuple[Callable[[SourceRow], None], DataRoo
     root.config_file.write_text(f"kinds: [{TINY_KINDS[0]}]\n")
     command("run", "--data-root", root.path, "--approved", folder / "large", DAGSTER_HOME=str(folder / "history"))
     words = [sys.executable, *OURS, "look", "--no-open", "--port", str(free_port()), "--data-root", str(root.path)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+    variables = {**os.environ, "PYTHONPATH": TINY_PATH}
     with subprocess.Popen(words, cwd=PROJECT, env=variables, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:

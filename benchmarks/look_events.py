@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.scale import FULL, HISTORY_KB, OURS, SIDE, TINY_KINDS, _bytes_below, command_of, line_of
+from benchmarks.scale import FULL, HISTORY_KB, OURS, SIDE, _bytes_below, command_of, line_of, use_tiny_kinds
 from imagemill.domain.layout import DataRoot
 
 HISTORY_RATIO, TIME_RATIO = 1.1, 1.03
@@ -62,7 +62,7 @@ def _new_root(path: Path, images: int) -> DataRoot:
     for photo in root.approved.iterdir():
         # photo000001.jpg has an id of 11 characters
         photo.rename(photo.with_name(f"x{photo.name}"))
-    root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+    use_tiny_kinds(root)
     return root
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.common.inputs import scratch
 from benchmarks.common.processes import PROJECT
-from benchmarks.scale import BYTES_PER_TINY, TINY, TINY_KINDS, _fill, _run, line_of
+from benchmarks.scale import BYTES_PER_TINY, TINY_PATH, _fill, _run, line_of, use_tiny_kinds
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.domain.layout import DataRoot
 
@@ -51,7 +51,7 @@ def main() -> int:
     with scratch(in_memory_bytes=size * arguments.images) as folder:
         root = DataRoot(folder / "data")
         _fill(root, 0, arguments.images)
-        root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+        use_tiny_kinds(root)
         _run(root)
         _vectors(root, arguments.images)
         words = [
@@ -63,7 +63,7 @@ def main() -> int:
             "--viewed",
             root.path,
         ]
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+        variables = {**os.environ, "PYTHONPATH": TINY_PATH}
         return subprocess.run(words, check=False, env=variables, cwd=PROJECT).returncode
 
 

@@ -23,9 +23,8 @@ import dagster as dg
 from dagster._core.events import AssetMaterializationPlannedData  # noqa: TID251
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import PROJECT
 from benchmarks.common.ui import STATISTICS, running_ui
-from benchmarks.scale import BYTES_PER_TINY, OURS, SIDE, TINY, TINY_KINDS, command, line_of
+from benchmarks.scale import BYTES_PER_TINY, OURS, SIDE, TINY_KINDS, TINY_PATH, command, line_of, use_tiny_kinds
 from dagster_project.internals.instance import open_instance
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import report_without_run, version_tags
@@ -122,7 +121,7 @@ def _commands(folder: Path, server: PostgresServer, images: int, rounds: int) ->
     """Print the cost of a run on an empty history, and of the first query; yield whether PostgreSQL's is within its goals."""
     root = DataRoot(folder / "root")
     noise_photos(root.approved, images, width=SIDE, height=SIDE, smooth=8)
-    root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+    use_tiny_kinds(root)
     sqlite, postgres = folder / "sqlite", folder / "postgres"
     line_of("first run, CPU s", _run(root, sqlite))
     nothing = _run(root, sqlite)
@@ -170,7 +169,7 @@ def _first_query(root: DataRoot, home: Path) -> float:
     """Return the seconds of the first query for the numbers of partitions, without what Dagster has cached in the history."""
     _forget_cached(root, home)
     words = [*OURS, "ui", "--data-root", root.path, "--port"]
-    with running_ui(words, DAGSTER_HOME=str(home), PYTHONPATH=os.pathsep.join(map(str, (PROJECT, TINY)))) as ui:
+    with running_ui(words, DAGSTER_HOME=str(home), PYTHONPATH=TINY_PATH) as ui:
         began = time.perf_counter()
         ui.ask(STATISTICS)
         return time.perf_counter() - began

@@ -39,6 +39,8 @@ OURS = ("-m", "benchmarks.common.ours")
 SIDE = 64
 TINY = PROJECT / "benchmarks" / "tiny_kinds"
 TINY_KINDS = ("tiny_a", "tiny_b", "tiny_c")
+# PYTHONPATH of processes that may use these kinds.
+TINY_PATH = os.pathsep.join(map(str, (PROJECT, TINY)))
 BYTES_PER_IMAGE, BYTES_PER_TINY = (
     550_000,
     60_000,
@@ -73,6 +75,8 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     rounds = ROUNDS if images >= 4 * SHARD_SIZE else 1
     small = [(name, n, count) for n in range(rounds) for name, count in zip(SMALL, (1, new, *_SETS), strict=True)]
     large = [("quarter", 0, images // 4), ("half", 0, images // 2), ("whole", 0, images)]
+    each = len(SMALL)  # roots of a round
+    order = [*small[:each], *large[:2], *small[each : 2 * each], large[2], *small[2 * each :]]
     places = {(name, n): DataRoot(folder / f"{name}{n}") for name, n, _ in (*small, *large)}
     single, root = places["one", 0], places["whole", 0]
     print(
@@ -80,10 +84,10 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     )
     start = command("--help").cpu_seconds
     costs: dict[str, list[Cost]] = {}
-    for name, n, count in sorted((*small, *large), key=lambda each: _turn(*each, rounds)):
+    for name, n, count in order:
         _fill(places[name, n], 0, count)
         if tiny:
-            places[name, n].config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
+            use_tiny_kinds(places[name, n])
         costs.setdefault(name, []).append(_run(places[name, n]))
     for words in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
         command(*words, "--data-root", single.path)
@@ -124,9 +128,9 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
 
 
-def _turn(name: str, number: int, _: int, rounds: int) -> float:
-    """Return when a root is filled and run: the small ones in rounds before, between and after the large ones."""
-    return number if name in SMALL else {"quarter": 0.5, "half": 0.6, "whole": min(1.5, rounds - 0.5)}[name]
+def use_tiny_kinds(root: DataRoot) -> None:
+    """Let a data root have the three kinds of 16 bytes."""
+    root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
 
 
 def command(*words: object, **environment: str) -> Cost:
@@ -135,8 +139,7 @@ def command(*words: object, **environment: str) -> Cost:
 
 def command_of(ours: Sequence[str], *words: object, **environment: str) -> Cost:
     """Return the cost of a command of `imagemill`, which `python OURS…` is."""
-    paths = os.pathsep.join(map(str, (PROJECT, TINY)))
-    return cost([*ours, *words], PYTHONPATH=paths, **environment)
+    return cost([*ours, *words], PYTHONPATH=TINY_PATH, **environment)
 
 
 def line_of(name: str, value: float, goal: float | None = None) -> bool:
@@ -191,7 +194,7 @@ def limit_seconds(root: DataRoot, folders: Iterable[Path]) -> float:
 
 def tick_seconds(root: DataRoot, *options: str) -> float:
     words = [sys.executable, "-m", "benchmarks.common.tick", str(root.path), *options]
-    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+    paths = {**os.environ, "PYTHONPATH": TINY_PATH}
     done = subprocess.run(words, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 

@@ -4,16 +4,15 @@ A page is there when GraphQL reports the code location as loaded. Wall time, bec
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
 from benchmarks.common.inputs import noise_photos, scratch
-from benchmarks.common.processes import PROJECT, cost
+from benchmarks.common.processes import cost
 from benchmarks.common.ui import STATISTICS, running_ui
-from benchmarks.scale import BYTES_PER_TINY, OURS, TINY, TINY_KINDS
+from benchmarks.scale import BYTES_PER_TINY, OURS, TINY_PATH, use_tiny_kinds
 from imagemill.domain.layout import DataRoot
 
 RATIO = 2.0
@@ -30,8 +29,8 @@ def main() -> int:
         root = DataRoot(folder / "data")
         noise_photos(root.approved, arguments.images, width=64, height=64, smooth=8)
         if arguments.tiny:
-            root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
-        environment = {"DAGSTER_HOME": str(root.dagster_home), "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, TINY)))}
+            use_tiny_kinds(root)
+        environment = {"DAGSTER_HOME": str(root.dagster_home), "PYTHONPATH": TINY_PATH}
         cost([*OURS, "run", "--data-root", root.path], **environment)
         (folder / "empty.py").write_text(_EMPTY)
         (folder / "home").mkdir()

@@ -45,10 +45,7 @@ def state_before(inventory: Inventory, config: Config, output: Path, ledger: Led
     jsonl, seen = inventory.root.stage2_jsonl, ledger.last_row_change()
     signature, unfinished = state_of(jsonl)
     merged = ledger.merged(jsonl, signature)
-    if merged is None or unfinished:
-        return None
-    recorded = read_recorded(jsonl)
-    if recorded.vectors or recorded.stage1 or recorded.set_aside:
+    if merged is None or unfinished or not read_recorded(jsonl).is_plain:
         return None
     contracts = [[spec.kind, spec.contract] for spec in map(inventory.in_force, embedding_specs())]
     given = [version("imagemill"), set_members(), repr(config), contracts, sorted(ledger.settings().items())]

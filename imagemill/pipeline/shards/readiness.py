@@ -8,7 +8,7 @@ Spec: docs/spec/shards.md#readiness
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -138,7 +138,7 @@ def find_ready(
     kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
     if known:
-        stay = _with_files((item for item in known if item not in left_out), known, kinds)
+        stay = _with_files({i: sample for i, sample in known.items() if i not in left_out}, kinds)
         latest = _records_but(stay, jsonl, found, tokens)
     unknown = [item for item, record in latest.items() if not isinstance(record, ReadySample)]
     sources = ledger.sources(unknown if known else None)
@@ -245,15 +245,12 @@ def _latest_records(jsonl: Path, found: Readiness, tokens: int) -> dict[str, Pac
     return latest
 
 
-def _with_files(
-    ids: Iterable[str], known: Mapping[str, KnownSample], kinds: Sequence[KindFiles]
-) -> dict[str, ReadySample]:
+def _with_files(known: Mapping[str, KnownSample], kinds: Sequence[KindFiles]) -> dict[str, ReadySample]:
     """Return those of these known samples whose files are the ones of their rows."""
     found = {}
-    for image_id in ids:
+    for image_id, (bucket, digest) in known.items():
         files = tuple([kind.unchanged(image_id) for kind in kinds])
         if None not in files:
-            bucket, digest = known[image_id]
             found[image_id] = ReadySample(image_id, bucket, b"", (), files, digest)  # type: ignore[arg-type]
     return found
 

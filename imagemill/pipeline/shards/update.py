@@ -101,4 +101,6 @@ def is_thin(tars: Sequence[TarPlan], size: int, share: float) -> bool:
 
 def digest_of(sample: PlannedSample) -> str:
     """Return the digest of a sample, see `sample_digest`."""
-    return sample.digest or digest_of_files(sample) if isinstance(sample, ReadySample) else sample.digest
+    if isinstance(sample, IndexLine):
+        return sample.digest
+    return sample.digest or digest_of_files(sample)

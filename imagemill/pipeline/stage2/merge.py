@@ -71,10 +71,10 @@ CAPTION_REPLACED = "caption_replaced"
 ADDED, MIGRATED, CHANGED = "added", "migrated", "changed"
 # Of a renamed image: its record was written under its new id.
 RENAMED = "renamed"
+_COUNTS = ("records", ADDED, MIGRATED, CHANGED, RENAMED, "stage1", "quarantined", "rewritten")
+
 # Unchanged lines are copied in pieces of this size.
 _PIECE_BYTES = 1 << 20
-
-_COUNTS = ("records", ADDED, MIGRATED, CHANGED, RENAMED, "stage1", "quarantined", "rewritten")
 
 
 @dataclass(frozen=True)

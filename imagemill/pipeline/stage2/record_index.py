@@ -69,6 +69,11 @@ class Recorded:
     several: dict[str, str] = field(default_factory=dict)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every line is the record of an image: none is of Stage 1, contains its vector, or does not count."""
+        return not (self.vectors or self.stage1 or self.set_aside)
+
+    @property
     def texts(self) -> dict[str, str]:
         """`fingerprint_texts` of the captions of each record that has one."""
         return {**self.captions, **self.several}
@@ -172,8 +177,7 @@ class NextIndex:
     """
 
     def __init__(self, jsonl: Path, old: Recorded) -> None:
-        special = old.vectors or old.stage1 or old.set_aside
-        self.index = None if special else Recorded()
+        self.index = Recorded() if old.is_plain else None
         self._jsonl, self._old, self._offset = jsonl, old, 0
 
     def add(self, image_id: str, line: bytes, *, unchanged: bool) -> None:

@@ -1,10 +1,8 @@
 """The SQLite connection of a ledger: opening, transactions, selection by ids."""
 
 import os
-import re
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
@@ -19,9 +17,6 @@ from imagemill.store.ledger.schema import SNAPSHOT, VERSION, keep_snapshot, migr
 from imagemill.store.ledger.table import Table, in_statements
 
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
-
-# The table of a statement that changes rows.
-_TABLE_OF = re.compile(r"\s*(?:INSERT(?: OR \w+)? INTO|UPDATE(?: OR \w+)?|DELETE FROM)\s+(\w+)").match
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -61,7 +56,6 @@ class Database:
         self.path = path
         self._helper: Self | None = None
         self._as_before: dict[int, int] = {}
-        self._changes: Counter[str] = Counter()  # rows changed by this connection, by table
         self._opened_at = int(time.time())
         with self._errors():
             self._db = _connect(path, read_only)
@@ -115,10 +109,6 @@ class Database:
             if connection._data_version() == of_helper:  # so only the helper has made changes
                 self._as_before[after] = before
 
-    def state_of_tables(self, *names: str) -> tuple[int, ...]:
-        """Return numbers that change whenever the rows of these tables, or anything by another connection, may have changed."""
-        return (self._data_version(), *(self._changes[name] for name in names))
-
     def file_state(self) -> str:
         """Write the log into the database, unless another connection reads it; return a text that each later change changes."""
         with self._errors():
@@ -171,23 +161,17 @@ class Database:
     def _change(self, sql: str, given: Sequence[Any] = ()) -> int:
         """Execute one statement in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
-            return self._counted(sql, self._db.execute(sql, given).rowcount)
+            return self._db.execute(sql, given).rowcount
 
     def _change_each(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
         """Execute one statement for each row, in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
-            return self._counted(sql, self._db.executemany(sql, rows).rowcount)
-
-    def _counted(self, sql: str, rows: int) -> int:
-        if rows > 0:
-            self._changes[_TABLE_OF(sql)[1]] += rows  # type: ignore[index]
-        return rows
+            return self._db.executemany(sql, rows).rowcount
 
     def _insert_each(self, insert: str, rows: Iterable[Sequence[Any]]) -> int:
         """Insert rows by a statement with one `VALUES (?, …)`, in a transaction; return the number of changed rows."""
         with self.transaction(), self._errors():
-            changed = sum(self._db.execute(*part).rowcount for part in in_statements(insert, rows))
-            return self._counted(insert, changed)
+            return sum(self._db.execute(*part).rowcount for part in in_statements(insert, rows))
 
     def _insert(self, table: Table[R], rows: Iterable[R]) -> None:
         self._insert_each(table.insert, table.values(rows))
