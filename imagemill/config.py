@@ -226,7 +226,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             its own copy of the models whose `device` is `auto`. Ranks of Stage-A use them in turn: rank 2 of two devices the
             first. If unset, one device is used, by the process of the run.
         decode_threads: threads that open and prepare images ahead of the model; 0 for the number of processors.
-        write_threads: threads that write files behind the model.
+        write_threads: most threads that write files behind the model.
         decode_ahead_pixels: maximum number of pixels of images opened ahead of the model, at up to 20 bytes each; one image is
             always allowed.
         shard_size: maximum number of samples in one tar.

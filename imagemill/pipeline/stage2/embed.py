@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -54,7 +54,6 @@ from imagemill.pipeline.batch_inference import (
     use_intraop_threads,
 )
 from imagemill.pipeline.batch_size import BatchSize
-from imagemill.pipeline.byte_budget import ByteBudget
 from imagemill.pipeline.device_thread import DeviceThread
 from imagemill.pipeline.malloc_tuning import reuse_freed_memory
 from imagemill.pipeline.prefetch import bounded_map
@@ -72,6 +71,7 @@ from imagemill.pipeline.stage2.examine import (
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
 from imagemill.pipeline.stage2.reuse import Donors
+from imagemill.pipeline.write_behind import WriteBehind
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SourceRow
 from imagemill.store.provenance import ModelIdentity, RecordedModels, empty_caption_file
@@ -85,11 +85,6 @@ WRITE_BEHIND_BYTES = 64 * 1024 * 1024
 
 # Batches that are ready for the device while it computes one.
 READY_BATCHES = 2
-
-# A write thread gets files together up to so many bytes, and so many files: to hand over a file costs as much as to write a
-# small one.
-_WRITE_BYTES = 256 * 1024
-_WRITE_FILES = 32
 
 _MORE_MEMORY = "free memory on the device, choose another one, or scale the image down, then run imagemill again"
 
@@ -108,6 +103,16 @@ class _Item:
     replaced: str | None
 
 
+@dataclass(slots=True)
+class _Made:
+    """An array for a write thread. `calls`, `divided`: what its row reports about its batch."""
+
+    item: _Item
+    array: np.ndarray
+    calls: int
+    divided: int
+
+
 @dataclass(kw_only=True, eq=False)
 class EmbedWorker:
     """A worker that makes files of one kind. Built once per process; the model is loaded when the first file has to be made.
@@ -121,7 +126,7 @@ class EmbedWorker:
         settings: for the encoder.
         threads: for the encoder.
         decode_threads: threads that open and prepare images.
-        write_threads: threads that write files.
+        write_threads: most threads that write files at a time.
         decode_ahead_pixels: most pixels of images opened ahead of the model.
         empty_captions: folder of states of the empty caption; None keeps none. Without a store, a row carries the state.
         extract_only: take vectors out of Stage 1 records and load no model.
@@ -182,14 +187,14 @@ class EmbedWorker:
         # From the threads: rows of written files, None for a batch that the device has finished, or an error.
         self._rows: SimpleQueue[list[EmbedRow] | BaseException | None] = SimpleQueue()
         self._written: deque[EmbedRow] = deque()
-        self._behind = ByteBudget(WRITE_BEHIND_BYTES)
         with (
             ThreadPoolExecutor(
                 self.decode_threads, "decode", initializer=use_intraop_threads, initargs=(1,)
             ) as decoders,
             ThreadPoolExecutor(self.write_threads, "write") as writers,
-            DeviceThread(partial(self._launch, writers=writers), self._rows.put) as device,
+            DeviceThread(self._launch, self._rows.put) as device,
         ):
+            self._behind = WriteBehind(writers, self.write_threads, self._write_some, WRITE_BEHIND_BYTES)
             try:
                 yield from self._arriving(device, self._batches(self._decode_ahead(decoders, self._in_order(jobs))))
             except GeneratorExit:
@@ -368,7 +373,7 @@ class EmbedWorker:
 
     # ---- the model
 
-    def _launch(self, batch: list[_Item], writers: ThreadPoolExecutor) -> Callable[[], None] | None:
+    def _launch(self, batch: list[_Item]) -> Callable[[], None] | None:
         """Start a batch, on the device thread; return a function that waits for its end if the device works by itself."""
         encoder = self.encoder()
         use_intraop_threads(self.threads)
@@ -378,19 +383,18 @@ class EmbedWorker:
             for begin in range(
                 0, len(batch), most
             ):  # a batch may have been formed before its size was found not to fit
-                self._make(batch[begin : begin + most], writers)
+                self._make(batch[begin : begin + most])
             return None
         began = time.monotonic()
         try:
             collect = launch([item.prepared for item in batch])
         except Exception as error:
             collect = partial(_raise, error.with_traceback(None))
-        return partial(self._make, batch, writers, collect, began)
+        return partial(self._make, batch, collect, began)
 
     def _make(
         self,
         batch: list[_Item],
-        writers: ThreadPoolExecutor,
         collect: Callable[[], list[np.ndarray]] | None = None,
         began: float = 0.0,
     ) -> None:
@@ -398,7 +402,6 @@ class EmbedWorker:
 
         Args:
             batch: items of one group.
-            writers: write the files.
             collect: returns the arrays of a batch that was launched.
             began: when it was launched, by the monotonic clock.
         """
@@ -433,23 +436,17 @@ class EmbedWorker:
                 self._keep_empty_caption(encoder)
                 self._calls = encoder.calls
             self._succeeded = True
-            self._submit(made, writers, calls, int(divided and not noted))
+            self._submit(made, calls, int(divided and not noted))
             noted = divided
 
-    def _submit(
-        self, made: Sequence[tuple[_Item, np.ndarray]], writers: ThreadPoolExecutor, calls: int, divided: int
-    ) -> None:
-        """Pass arrays to writers, several small ones at a time; wait while too many bytes are pending."""
-        some, size = [], 0
-        for number, (item, array) in enumerate(made):
+    def _submit(self, made: Sequence[tuple[_Item, np.ndarray]], calls: int, divided: int) -> None:
+        """Pass arrays to writers; wait while too many bytes are pending."""
+        for item, _ in made:
             item.prepared.payload = None  # free the pixels before the file is written
-            if some and (size >= _WRITE_BYTES or len(some) >= _WRITE_FILES or not self._behind.has_room(array.nbytes)):
-                writers.submit(self._write_some, some)
-                some, size = [], 0
-            self._behind.acquire(array.nbytes)
-            some.append((item, array, *((0, 0) if number else (calls, divided))))
-            size += array.nbytes
-        writers.submit(self._write_some, some)
+        counts = chain([(calls, divided)], repeat((0, 0)))
+        self._behind.put(
+            (_Made(item, array, *counted), array.nbytes) for (item, array), counted in zip(made, counts, strict=False)
+        )
 
     def _keep_empty_caption(self, encoder: Encoder) -> None:
         """Write the state of the empty caption, unless this model's exists. Spec: docs/spec/stage2.md#empty-caption."""
@@ -478,26 +475,22 @@ class EmbedWorker:
 
     # ---- write threads
 
-    def _write_some(self, some: list[tuple[_Item, np.ndarray, int, int]]) -> None:
+    def _write_some(self, some: Sequence[_Made]) -> None:
         rows: list[EmbedRow] = []
         try:
-            while some:
-                item, array, calls, divided = some.pop(0)
-                try:
-                    rows.append(self._write(item, array, calls, divided))
-                finally:
-                    self._behind.release(array.nbytes)
+            rows.extend(map(self._write, some))
         except BaseException as error:
             self._rows.put(error)
         self._rows.put(rows)
 
-    def _write(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
+    def _write(self, made: _Made) -> EmbedRow:
+        item, array = made.item, made.array
         size = (item.source.height, item.source.width) if item.source else (0, 0)
         expected = self.spec.layout(*size)
         if (array.shape, array.dtype) != expected:
             return failed_row(item.job, "wrong_shape", ValueError(f"{array.shape} {array.dtype}, expected {expected}"))
         try:
-            return self._stage(item, array, calls, divided)
+            return self._stage(made)
         except Exception as error:  # disk or memory error: the next run tries this image again
             self._disk_full = self._disk_full or is_disk_full(error)
             return failed_row(item.job, "write_error", error)
@@ -508,8 +501,8 @@ class EmbedWorker:
             where = self.store and self.store.folder
             raise DiskFull("the disk is full: No space left on device", where=where, do=FULL_DISK)
 
-    def _stage(self, item: _Item, array: np.ndarray, calls: int, divided: int) -> EmbedRow:
-        job = item.job
+    def _stage(self, made: _Made) -> EmbedRow:
+        item, array, job = made.item, made.array, made.item.job
         if self.store is None:
             row = EmbedRow(job.image_id, "computed", job.stat, item.source, job.caption_fingerprint, array=array)
             row.empty_caption, self._empty_caption = self._empty_caption, None
@@ -517,7 +510,7 @@ class EmbedWorker:
             wanted = wanted_input(self.spec, job, item.source, self.pixels)
             file, staged = stage_array(self.store, job, array, wanted, self._identity)
             row = row_of(job, "computed", item.source, file, staged, item.replaced)
-        row.calls, row.divided, row.facts, row.identity = calls, divided, item.prepared.facts, self._identity
+        row.calls, row.divided, row.facts, row.identity = made.calls, made.divided, item.prepared.facts, self._identity
         return row
 
 
