@@ -54,7 +54,7 @@ class ColourCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def count_colours(pictures: Iterable[tuple[str | None, str]], color: ColorSetting) -> ColourCounts:
     """Count pictures, given (state, name of the description) of each."""
-    return sum_colours(((state, profile, 1) for state, profile in pictures), color)
+    return sum_colours(((*colours, number) for colours, number in Counter(pictures).items()), color)
 
 
 def sum_colours(counts: Iterable[tuple[str | None, str, int]], color: ColorSetting) -> ColourCounts:

@@ -1,7 +1,7 @@
 """Writing on a pool of threads, behind the thread that makes the data.
 
 Threads that write small files at the same time mostly wait for each other, because each system call releases Python's interpreter
-lock. So one thread writes, and others join it as items accumulate, as they do where writing means waiting for a disk or a network.
+lock. So one thread writes, and others join it as items accumulate, as they do where a thread has to wait for a disk.
 
 What is written, and how, is defined by the caller (pipeline/stage2/embed.py).
 """
@@ -63,9 +63,7 @@ class WriteBehind(Generic[T]):
     def _are_too_few(self) -> bool:
         if not self._writers:
             return bool(self._waiting)
-        return (
-            self._waiting_bytes > WAITING_BYTES * self._writers or len(self._waiting) > WAITING_ITEMS * self._writers
-        )
+        return self._waiting_bytes > WAITING_BYTES * self._writers or len(self._waiting) > WAITING_ITEMS * self._writers
 
     def _run(self) -> None:
         written = 0

@@ -8,9 +8,11 @@ Which samples are ready is decided in readiness.py. A run that cannot continue t
 Spec: docs/spec/shards.md#readiness
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,8 +55,18 @@ def state_before(inventory: Inventory, config: Config, output: Path, ledger: Led
     return PackedSets(str(output), {}, fingerprint(msgspec.json.encode(given)), merged.epoch, seen)
 
 
-def known_samples(now: PackedSets, buckets: Iterable[str], ledger: Ledger) -> dict[str, KnownSample]:
-    """Return the live samples of the present sets that have not changed since they were packed, by image id.
+class KnownSamples(NamedTuple):
+    """Live samples of the present sets that have not changed since they were packed, by image id.
+
+    `indices`: the whole index of each set that was read, by bucket.
+    """
+
+    samples: Mapping[str, KnownSample] = MappingProxyType({})
+    indices: Mapping[str, Sequence[IndexLine]] = MappingProxyType({})
+
+
+def known_samples(now: PackedSets, buckets: Iterable[str], ledger: Ledger) -> KnownSamples:
+    """Return the samples that have not changed.
 
     Args:
         now: the state that the run begins with.
@@ -63,30 +75,31 @@ def known_samples(now: PackedSets, buckets: Iterable[str], ledger: Ledger) -> di
     """
     last = ledger.packed(Path(now.path))
     if last is None or (last.parameters, last.epoch) != (now.parameters, now.epoch):
-        return {}
+        return KnownSamples()
     changed = ledger.row_changes_after(last.seen)
     if changed is None:
-        return {}
-    return {
+        return KnownSamples()
+    indices = {bucket: lines for bucket in buckets if (lines := _index_of(Path(now.path), bucket, last))}
+    samples = {
         line.image_id: KnownSample(bucket, line.digest)
-        for bucket in buckets
-        for line in _lines_of(Path(now.path), bucket, last)
+        for bucket, lines in indices.items()
+        for line in lines
         if line.image_id not in changed
     }
+    return KnownSamples(samples, indices)
 
 
-def _lines_of(output: Path, bucket: str, packed: PackedSets) -> Iterator[IndexLine]:
-    """Yield the samples of a set, if it is the one that was packed and its index is that of its manifest."""
+def _index_of(output: Path, bucket: str, packed: PackedSets) -> list[IndexLine] | None:
+    """Return the samples of a set, if it is the one that was packed and its index is that of its manifest."""
     folder = bucket_folder(output, bucket)
     manifest = read_manifest(folder)
     if manifest is None or manifest.manifest_digest != packed.sets.get(bucket) or manifest.tombstones:
-        return
+        return None
     try:
         lines = read_index(folder)
     except ImagemillError:
-        return
-    if set_digest(line.digest for line in lines) == manifest.digest:
-        yield from lines
+        return None
+    return lines if set_digest(line.digest for line in lines) == manifest.digest else None
 
 
 def record_packed(shard_set: PackPlan, ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ from imagemill.errors import ImagemillError
 from imagemill.fs.folders import ObjectFolder
 from imagemill.pipeline.curation.near_duplicates import excluded_images
 from imagemill.pipeline.shards.conflicts import conflicts, stays
-from imagemill.pipeline.shards.known_samples import known_samples, state_before
+from imagemill.pipeline.shards.known_samples import KnownSamples, known_samples, state_before
 from imagemill.pipeline.shards.readiness import Readiness, find_ready, progress_lines
 from imagemill.pipeline.shards.shard_plan import SCRATCH, PackPlan, WriteMode, plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
@@ -73,11 +73,11 @@ def plan_packing(
     excluded = excluded_images(root.derived, ledger, config.near_duplicates)
     on_ready = progress_lines(packing.progress_every)
     state = state_before(inventory, config, packing.output, ledger) if packing.existing == "update" else None
-    known = known_samples(state, packing.buckets, ledger) if state else {}
+    known = known_samples(state, packing.buckets, ledger) if state else KnownSamples()
     found = find_ready(
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
         allow_preview=packing.allow_preview, on_ready=on_ready, listed=inventory.listed, in_force=inventory.in_force,
-        known=known,
+        known=known.samples,
     )  # fmt: skip
     if packing.existing in _COMMANDED:
         _refuse_stage1(root, found)
@@ -86,7 +86,7 @@ def plan_packing(
     shard_set = plan_shards(
         found.ready, packing.buckets, packing.output, parameters, packing.existing,
         requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
-        color=recorded_inputs(ledger.setting).color, colours=ledger.colours(),
+        color=recorded_inputs(ledger.setting).color, colours=ledger.colours(), indices=known.indices,
     )  # fmt: skip
     shard_set.records, shard_set.state = root.stage2_jsonl, state
     shard_set.images = str(root.approved) if isinstance(root.approved, ObjectFolder) else None

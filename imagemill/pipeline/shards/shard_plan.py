@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -201,6 +202,7 @@ def plan_shards(
     repack_share: float = REPACK_SHARE,
     color: ColorSetting = SRGB,
     colours: Mapping[str, tuple[str | None, str]] | None = None,
+    indices: Mapping[str, Sequence[IndexLine]] = MappingProxyType({}),
 ) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order.
 
@@ -217,6 +219,7 @@ def plan_shards(
         repack_share: an incremental update packs a set from scratch if more than this share of its tars would be thin.
         color: as for PackPlan.
         colours: as for PackPlan.
+        indices: index of each present set that has been read already, by bucket.
 
     Raises:
         WrongUsage: if `existing` is unknown.
@@ -247,14 +250,22 @@ def plan_shards(
         plans = _withdrawals(plans, output, withdrawn)
     shard_set = PackPlan(output, plans, existing, color=color, colours=colours)
     if existing in INCREMENTAL and existing != "withdraw":
-        shard_set.plans = [_as_update(shard_set, plan, repack_share, digests) for plan in plans]
+        shard_set.plans = [
+            _as_update(shard_set, plan, repack_share, digests, indices.get(plan.bucket)) for plan in plans
+        ]
     return shard_set
 
 
-def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float, digests: Mapping[str, str]) -> BucketPlan:
+def _as_update(
+    shard_set: PackPlan,
+    plan: BucketPlan,
+    repack_share: float,
+    digests: Mapping[str, str],
+    index: Sequence[IndexLine] | None,
+) -> BucketPlan:
     """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued.
 
-    `digests`: of the samples, by image id.
+    `digests`: of the samples, by image id. `index`: that of the present set; None if it has not been read.
     """
     folder, existing = bucket_folder(shard_set.output, plan.bucket), shard_set.existing
     manifest = read_manifest(folder)
@@ -266,7 +277,7 @@ def _as_update(shard_set: PackPlan, plan: BucketPlan, repack_share: float, diges
     assert plan.ready is not None
     planned = {sample.image_id: sample for sample in plan.ready}
     try:
-        present = _present(folder, manifest)
+        present = _present(folder, manifest, index)
         change = plan_update(*present, planned, plan.parameters.shard_size, lambda sample: digests[sample.image_id])
     except ImagemillError:
         return replace(plan, scratch="index", updates=True)
@@ -322,14 +333,16 @@ def _of_the_models(samples: Iterable[ReadySample], manifest: Manifest) -> Iterat
                 yield sample
 
 
-def _present(folder: Path, manifest: Manifest) -> tuple[list[tuple[str, list[IndexLine]]], set[tuple[str, int]]]:
-    """Return the tars of a set with their samples, and the places of those with a tombstone.
+def _present(
+    folder: Path, manifest: Manifest, index: Sequence[IndexLine] | None = None
+) -> tuple[list[tuple[str, list[IndexLine]]], set[tuple[str, int]]]:
+    """Return the tars of a set with their samples, and the places of those with a tombstone. `index`: None reads it.
 
     Raises:
         ImagemillError: if the index cannot be read, or is not that of the manifest's tars.
     """
     lines: dict[str, list[IndexLine]] = {shard.name: [] for shard in manifest.shards}
-    for line in read_index(folder):
+    for line in read_index(folder) if index is None else index:
         lines.setdefault(line.shard, []).append(line)
     if [(shard.name, shard.samples) for shard in manifest.shards] != [
         (tar, len(found)) for tar, found in lines.items()

@@ -318,7 +318,9 @@ class _SetWriter:
 
     def _link_one(self, source: Path, path: Path, tar: TarPlan, entry: ShardEntry) -> _Tar:
         _link(source, path)
-        lines = [msgspec.structs.replace(line, shard=path.name) for line in tar.samples if isinstance(line, IndexLine)]
+        lines = [line for line in tar.samples if isinstance(line, IndexLine)]
+        if path.name != tar.kept:
+            lines = [msgspec.structs.replace(line, shard=path.name) for line in lines]
         return _Tar([line.entry for line in lines], lines, msgspec.structs.replace(entry, name=path.name))
 
     def _write_one(

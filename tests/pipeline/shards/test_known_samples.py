@@ -57,7 +57,7 @@ def pack(root, ledger, *buckets):
 def known(root, ledger, config=CONFIG):
     """Return the samples that the next packing run knows."""
     state = state_before(Inventory(root), config, root.shards, ledger)
-    return set(known_samples(state, BUCKETS, ledger)) if state else set()
+    return set(known_samples(state, BUCKETS, ledger).samples) if state else set()
 
 
 @pytest.fixture
