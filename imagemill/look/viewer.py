@@ -58,7 +58,7 @@ from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.pipeline.stage2.record_index import known_images, read_recorded
 from imagemill.pipeline.stage_a.missions import mission_folder, missions
 from imagemill.store.ledger import SourceRow
-from imagemill.store.ledger.overview import ImageState, Overview, Selection
+from imagemill.store.ledger.overview import ImageState, Numbers, Overview, Selection
 
 T = TypeVar("T")
 
@@ -69,6 +69,8 @@ EXPORTED_SIDE = 256
 _ONE_ROOT = threading.Lock()
 # Times of files may be this much older than the clock.
 _COARSEST_NS = 20_000_000
+# Seconds for which the count of the changes of a day is used again, if nothing else changes.
+_RECENT_SECONDS = 60.0
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -160,6 +162,8 @@ class Viewer:
         self._folders: list[Path] = []
         self._vectors = Similar()
         self._shown: set[str] | None = None
+        # Changes of the last 24 hours by a table, until when.
+        self._recent: tuple[Overview, float, ShownChanges] | None = None
 
     def run(self, function: Callable[..., T], *given: Any) -> T:
         """Call a method of this viewer on its thread, and wait."""
@@ -205,7 +209,7 @@ class Viewer:
             self._session = self._open.enter_context(open_session(self.path))
             began, (version, files, _) = time.time_ns(), self._state()
             with _without_collections():
-                found = read_states(self._session)
+                found = read_states(self._session, meanwhile=self._first_page)
                 self._overview.close()
                 self._overview = found.table
             self._problems = found.problems
@@ -244,18 +248,22 @@ class Viewer:
         """Return the numbers of the first page."""
         table, session = self._now(), self.session
         ledger = session.reading
+        numbers, changes = self._first_page(table)
         return {
-            "counts": table.counts(),
-            "reasons": table.reasons(),
-            "buckets": table.counts_by("bucket"),
-            "origins": table.counts_by("origin"),
-            "medians": table.medians(),
-            "changes": self._shown_changes(table, "24h"),
+            **numbers._asdict(),
+            "changes": changes,
             "previews": preview_kinds(ledger),
             "regenerating": sorted(ledger.regenerating()),
             "root": session.root.path,
             "share": session.inputs.share,
         }
+
+    def _first_page(self, table: Overview) -> tuple[Numbers, ShownChanges]:
+        """Return the numbers of the first page; changes are counted again after a minute."""
+        if self._recent is None or self._recent[0] is not table or time.monotonic() > self._recent[1]:
+            ends = time.monotonic() + _RECENT_SECONDS
+            self._recent = table, ends, self._shown_changes(table, "24h")
+        return table.numbers(), self._recent[2]
 
     def page(self, view: View) -> Page:
         """Return a page of the grid."""

@@ -8,8 +8,8 @@ Counts of outcomes are those of accounting.py, problems those of problem_list.py
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from typing import Literal, NamedTuple
 
 from imagemill.domain.buckets import BUCKETS, assign_bucket, use_of_crop, use_of_window
@@ -38,20 +38,28 @@ class States(NamedTuple):
     problems: list[InputProblem]
 
 
-def read_states(session: Session, inventory: Inventory | None = None, *, fresh: bool = False) -> States:
+def read_states(
+    session: Session,
+    inventory: Inventory | None = None,
+    *,
+    fresh: bool = False,
+    meanwhile: Callable[[Overview], object] = lambda table: None,
+) -> States:
     """Gather the state of a data root. If nothing has changed since the last command, only `approved/` is listed.
 
     Args:
         session: the session of the data root.
         inventory: a listing that the caller has made; a new one without it.
         fresh: whether to list the other folders and plan every kind in any case.
+        meanwhile: called with a table while `approved/` is listed. It is the one that is returned, or another one that is closed
+            if something has changed.
 
     Raises:
         MissingInput: if nothing has run, or the folder of images is gone.
     """
     inventory = inventory or session.overview()
     snapshot = None if fresh else read_snapshot(session.root)
-    if snapshot and snapshot.read and (found := _states_of(session, snapshot, inventory)):
+    if snapshot and snapshot.read and (found := _states_of(session, snapshot, inventory, meanwhile)):
         return found
     inventory.list_ahead()
     scan = inventory.scan
@@ -62,15 +70,18 @@ def read_states(session: Session, inventory: Inventory | None = None, *, fresh: 
     return States(_table(session, standing.differing(outcomes, ledger, inventory.recorded.lines), problems), problems)
 
 
-def _states_of(session: Session, snapshot: Snapshot, inventory: Inventory) -> States | None:
+def _states_of(
+    session: Session, snapshot: Snapshot, inventory: Inventory, meanwhile: Callable[[Overview], object]
+) -> States | None:
     """Return the state that a snapshot has; None if something has changed since."""
-    with inventory.listing_ahead() as digest:
-        table = _table(session, snapshot.differing, snapshot.status.problems)
+    with ExitStack() as unless_returned, inventory.listing_ahead() as digest:
+        table = unless_returned.enter_context(closing(_table(session, snapshot.differing, snapshot.status.problems)))
+        meanwhile(table)
         with suppress(ImagemillError):  # an unreadable configuration or a missing folder, which their use reports
             if snapshot.read == state_read(session, digest()):
+                unless_returned.pop_all()
                 return States(table, snapshot.status.problems)
             _ = inventory.approved  # for what follows
-    table.close()
     return None
 
 

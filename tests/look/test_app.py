@@ -23,7 +23,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.domain.stage2_records import RECORD_FIELDS
 from imagemill.errors import ImagemillError
 from imagemill.inputs.sidecars import SIDECARS
-from imagemill.look import app
+from imagemill.look import app, viewer
 from imagemill.look.child import Tasks
 from imagemill.look.mount import MountedRoot, WithViewers
 from imagemill.look.selection import View
@@ -32,6 +32,7 @@ from imagemill.models import CAPTIONER
 from imagemill.pipeline.shards.readiness import ASSET as SHARDS
 from imagemill.store.inputs import record_inputs
 from imagemill.store.ledger import Ledger, Problem
+from imagemill.store.ledger.overview import Overview
 from imagemill.web_guard import WebGuard
 from tests.helpers.look import number_of, numbers_of_reasons, page, viewing
 from tests.helpers.product import PROJECT, command, photos, product, snapshot
@@ -292,6 +293,45 @@ def test_marks_need_the_token_of_the_page_and_are_seen_at_once(client, root):
     assert number_of(client, "show=marked") == number_of(client, "show=in_shards")
     client.post("/marks", data={"token": given, "all": "", "on": "0"})
     assert number_of(client, "show=marked") == 0
+
+
+def marked_on_the_first_page(client):
+    return int(re.search(r'href="images\?show=marked">(\d+)<', page(client, "/"))[1])
+
+
+def test_numbers_of_the_first_page_are_computed_once_for_each_state(client, root, monkeypatch):
+    given, computed, medians = token(client), [], Overview.medians
+
+    def noted(self):
+        computed.append(self)
+        return medians(self)
+
+    monkeypatch.setattr(Overview, "medians", noted)
+    assert (page(client, "/"), computed) == (page(client, "/"), [])
+
+    client.post("/marks", data={"token": given, "item": "photo0000", "on": "1"})
+    assert (marked_on_the_first_page(client), len(computed)) == (1, 1)
+
+    with Ledger(root.ledger) as ledger:  # another process
+        ledger.unmark(["photo0000"])
+    assert (marked_on_the_first_page(client), len(computed)) == (0, 2)
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(60.0, 1), (-1.0, 2)])
+def test_changes_of_a_day_are_counted_again_after_a_while(client, monkeypatch, seconds, times):
+    counted, changed_since = [], Ledger.changed_since
+
+    def noted(self, since):
+        counted.append(since)
+        return changed_since(self, since)
+
+    monkeypatch.setattr(Ledger, "changed_since", noted)
+    monkeypatch.setattr(viewer, "_RECENT_SECONDS", seconds)
+    page(client, "/")
+    before = len(counted)
+    page(client, "/")
+
+    assert (before > 0, len(counted) - before) == (True, times - 1)
 
 
 def test_withdrawal_of_marked_images_runs_the_command_and_can_be_undone(client, root):

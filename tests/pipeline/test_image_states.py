@@ -4,7 +4,9 @@ Spec: docs/spec/conventions.md#viewer. Reference: docs/decisions/0103-snapshot.m
 """
 
 import json
+import sqlite3
 import time
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -121,6 +123,49 @@ def test_folder_of_many_images_is_listed_by_another_process(root, monkeypatch):
         _add_image(root)
         assert states(root)[0]["e"].outcome == "waiting"
     assert not agrees(root)
+
+
+def test_caller_works_with_the_table_while_the_folder_is_listed(root, monkeypatch):
+    order, listing = [], inventory.Inventory.listing_ahead
+
+    @contextmanager
+    def noted(self):
+        with listing(self) as digest:
+            yield lambda: order.append("digest") or digest()
+
+    monkeypatch.setattr(inventory.Inventory, "listing_ahead", noted)
+    with open_session(root.path) as session:
+        found = read_states(session, meanwhile=order.append)
+        found.table.close()
+
+    assert order == [found.table, "digest"]
+
+
+def test_table_of_an_earlier_state_is_closed(root):
+    _add_image(root)
+    given = []
+    with open_session(root.path) as session:
+        found = read_states(session, meanwhile=given.append)
+        with found.table as table:
+            assert table.state("e").outcome == "waiting"
+
+    assert given != [found.table]
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        given[0].counts()
+
+
+def test_error_of_the_caller_closes_the_table(root):
+    given = []
+
+    def fail(table):
+        given.append(table)
+        raise KeyError
+
+    with open_session(root.path) as session, pytest.raises(KeyError):
+        read_states(session, meanwhile=fail)
+
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        given[0].counts()
 
 
 def test_marks_leave_the_snapshot_valid(root):

@@ -226,11 +226,30 @@ _FILLED = (
 )
 
 
+class Numbers(NamedTuple):
+    """The numbers of the first page, of inputs that are not withdrawn unless a filter says otherwise.
+
+    Attributes:
+        counts: by filter.
+        reasons: by reason of a problem.
+        buckets: by bucket.
+        origins: by origin of the caption.
+        medians: median coverage and enlargement of a bucket's images, by bucket.
+    """
+
+    counts: dict[str, int]
+    reasons: dict[str, int]
+    buckets: dict[str, int]
+    origins: dict[str, int]
+    medians: dict[str, tuple[float, float]]
+
+
 class Overview(Database):
     """The table. One thread uses it."""
 
     def __init__(self) -> None:
         super().__init__(IN_MEMORY)
+        self._numbers: Numbers | None = None
         columns = ", ".join(f"{name} PRIMARY KEY" if name == "item" else name for name in STATES.names)
         with self._errors():
             self._db.execute(f"CREATE TABLE states ({columns}) WITHOUT ROWID")
@@ -274,6 +293,13 @@ class Overview(Database):
         """Return the number of selected inputs."""
         where, given = selection.condition()
         return self._number(f"SELECT count(*) FROM states WHERE {where}", given)
+
+    def numbers(self) -> Numbers:
+        """Return the numbers of the first page. They are computed once, and again after marks have been set."""
+        if self._numbers is None:
+            by_bucket, by_origin = self.counts_by("bucket"), self.counts_by("origin")
+            self._numbers = Numbers(self.counts(), self.reasons(), by_bucket, by_origin, self.medians())
+        return self._numbers
 
     def counts(self) -> dict[str, int]:
         """Return the number of inputs in each filter."""
@@ -349,6 +375,7 @@ class Overview(Database):
 
     def set_marks(self, items: Collection[str]) -> None:
         """Mark exactly these inputs."""
+        self._numbers = None
         marked = msgspec.json.encode(list(items)).decode()
         self._change("UPDATE states SET marked = item IN (SELECT value FROM json_each(?))", (marked,))
 
