@@ -228,7 +228,9 @@ def _walk(
             yield path, at, Remark(why=f"a folder that cannot be listed: {error.strerror}", do=_READABLE)
             continue
         prefix = f"{path}/" if path else ""
-        for entry in entries:
+        entries.reverse()
+        while entries:
+            entry = entries.pop()  # which keeps half a kilobyte once it has been looked up
             inside = prefix + entry.name
             try:
                 enters = recursive and entry.is_dir()

@@ -35,7 +35,7 @@ def pace(tmp_path_factory):
     return file
 
 
-@pytest.fixture(scope="module", params=[400, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=[200, pytest.param(2000, marks=pytest.mark.soak)])
 def root(tmp_path_factory, pace, request):
     """Photographs after the main job."""
     root = DataRoot(tmp_path_factory.mktemp("resume") / "data")
@@ -132,7 +132,7 @@ def test_refused_image_is_named_on_the_page_of_the_run(ui, root, page, tmp_path)
 
 
 def test_terminated_run_ends_with_its_nested_run_and_makes_the_rest_when_executed_again(ui, root, page, pace, tmp_path):
-    gone = remove(root, 90, seed=2)
+    gone = remove(root, 60, seed=2)
     pace.write_text(SLEEP)
     run_id = launch(ui, page)
     wait_until(lambda: gone & files(root), 120, "the first files are there")

@@ -433,3 +433,18 @@ def test_process_that_lists_ahead_may_die(tmp_path):
     with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
         pass
     assert ahead._process.returncode is not None
+
+
+def test_list_of_a_folder_needs_little_more_memory_than_its_entries(tmp_path):
+    """Not the results of looking up its files, which take three times as much."""
+    for number in range(1000):
+        (tmp_path / f"photo{number:04d}.jpg").touch()
+    tracemalloc.start()
+    try:
+        entries = listing.list_entries(tmp_path, NEW_INPUTS)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(entries) == 1000
+    assert most < 1.5 * kept
