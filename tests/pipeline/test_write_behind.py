@@ -1,7 +1,6 @@
 """Writing behind the thread that makes the data."""
 
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,17 +15,19 @@ THREADS = 4
 
 
 class Writes:
-    """Records what is written, and how many threads write at the same time; `seconds`: what each call takes."""
+    """Records what is written, and the most threads that write at the same time. The first calls wait for `wanted` threads."""
 
-    def __init__(self, seconds=0.0):
-        self.seconds, self.items, self.now, self.most = seconds, [], 0, 0
-        self._lock = threading.Lock()
+    def __init__(self, wanted=1):
+        self.wanted, self.items, self.now, self.most = wanted, [], 0, 0
+        self._lock, self._together = threading.Lock(), threading.Event()
 
     def __call__(self, some):
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        time.sleep(self.seconds)
+            if self.now == self.wanted:
+                self._together.set()
+        self._together.wait(30)
         with self._lock:
             self.now -= 1
             self.items += some
@@ -51,7 +52,7 @@ def test_small_items_are_written_by_one_thread_in_order():
 
 @pytest.mark.parametrize("sizes", [[WAITING_BYTES] * 12, [16] * 12 * WAITING_ITEMS], ids=["bytes", "items"])
 def test_other_threads_join_as_items_accumulate(sizes):
-    write = Writes(seconds=0.02)
+    write = Writes(wanted=THREADS)
 
     write_all(write, sizes)
 
