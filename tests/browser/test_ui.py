@@ -373,7 +373,7 @@ def image_status(ui, asset, image_id):
 
 def test_run_of_the_command_line_is_terminated_and_reexecuted(ui, root, page, tmp_path):
     """Its work is kept, and the second run makes the rest."""
-    new = add_photos(root, tmp_path / "new", "stopped", 24)
+    new = add_photos(root, tmp_path / "new", "stopped", 40)
     command = start("run", "--data-root", root.path, IMAGEMILL_STUB_SLEEP=1.5)
     wait_until(lambda: any(new & files(root, kind) for kind in KINDS), 60, "the first files are there")
     (run,) = newest_runs(ui)

@@ -178,21 +178,25 @@ class EmbedWorker:
     # ---- the stream
 
     def stream(self, jobs: Iterable[Job]) -> Iterator[EmbedRow]:
-        """Yield one row per job, in any order. On interrupt, yield the rows already begun, then re-raise."""
+        """Yield one row per job, in any order. On interrupt, yield the rows already begun, then re-raise.
+
+        The first of these may be the row that was yielded last, because an interrupt can arrive before the caller has stored it.
+        """
         reuse_freed_memory()
         if self.owner:
             act_for(self.owner)
         if self.store:
             self.store.folder.mkdir(parents=True, exist_ok=True)
-        # From the threads: rows of written files, None for a batch that the device has finished, or an error.
-        self._rows: SimpleQueue[list[EmbedRow] | BaseException | None] = SimpleQueue()
-        self._written: deque[EmbedRow] = deque()
+        # From the threads: rows of written files, None for a batch that the device has finished, or an error. They stay here
+        # until they have been used, because an interrupt can lose what a queue has just returned. The queue wakes the stream.
+        self._arrived: deque[deque[EmbedRow] | BaseException | None] = deque()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         with (
             ThreadPoolExecutor(
                 self.decode_threads, "decode", initializer=use_intraop_threads, initargs=(1,)
             ) as decoders,
             ThreadPoolExecutor(self.write_threads, "write") as writers,
-            DeviceThread(self._launch, self._rows.put) as device,
+            DeviceThread(self._launch, self._arrive) as device,
         ):
             self._behind = WriteBehind(writers, self.write_threads, self._write_some, WRITE_BEHIND_BYTES)
             try:
@@ -216,32 +220,37 @@ class EmbedWorker:
         for batch in chain(batches, [None]):
             self._stop_where_full()
             if isinstance(batch, EmbedRow):
-                yield batch
-                continue
-            if batch is not None:
+                self._arrive([batch])
+                pending += 1
+            elif batch is not None:
                 device.put(batch)
                 running, pending = running + 1, pending + len(batch)
             # Until the model has succeeded once, the next batch depends on the result.
             most = READY_BATCHES if batch is not None and self._succeeded else 0
-            while running > most or (batch is None and pending) or not self._rows.empty():
-                arrived = self._rows.get()
+            while running > most or (batch is None and pending) or self._arrived:
+                self._wakes.get()
+                arrived = self._arrived[0]
                 if isinstance(arrived, BaseException):
                     raise arrived
                 if arrived is None:
                     running -= 1
                 else:
                     pending -= len(arrived)
-                    self._written.extend(arrived)
-                    while self._written:
-                        yield self._written.popleft()
+                    while arrived:
+                        yield arrived[0]
+                        arrived.popleft()
+                self._arrived.popleft()
         self._stop_where_full()
 
+    def _arrive(self, arrived: list[EmbedRow] | BaseException | None) -> None:
+        self._arrived.append(deque(arrived) if isinstance(arrived, list) else arrived)
+        self._wakes.put(None)
+
     def _finished(self) -> Iterator[EmbedRow]:
-        """Yield the rows that an interrupt left behind."""
-        while not self._rows.empty():
-            if isinstance(arrived := self._rows.get(), list):
-                self._written.extend(arrived)
-        yield from self._written
+        """Yield the rows that an interrupt left behind, of which the first may have been yielded."""
+        for arrived in self._arrived:
+            if isinstance(arrived, deque):
+                yield from arrived
 
     @property
     def batch_size(self) -> int:
@@ -429,7 +438,7 @@ class EmbedWorker:
 
         for part, made in infer_in_parts(encode, batch, half):
             if isinstance(made, Exception):
-                self._rows.put([self._model_failure(part[0], made, encoder)])
+                self._arrive([self._model_failure(part[0], made, encoder)])
                 continue
             calls, self._calls = encoder.calls - self._calls, encoder.calls
             if not self._succeeded and self.spec.source == "caption":
@@ -480,8 +489,8 @@ class EmbedWorker:
         try:
             rows.extend(map(self._write, some))
         except BaseException as error:
-            self._rows.put(error)
-        self._rows.put(rows)
+            self._arrive(error)
+        self._arrive(rows)
 
     def _write(self, made: _Made) -> EmbedRow:
         item, array = made.item, made.array

@@ -220,13 +220,16 @@ def after_interrupt(stream: Iterable[T], interrupt: BaseException) -> Iterator[T
 
 
 def _timely_batches(rows: Iterable[EmbedRow | None], on_row: Callable[[EmbedRow], None]) -> Iterator[list[EmbedRow]]:
+    """Yield batches of different rows: an interrupted stream may yield its last row again."""
     batch: list[EmbedRow] = []
+    last: EmbedRow | None = None
     began = time.monotonic()
     try:
         for row in rows:
-            if row is not None:
+            if row is not None and row is not last:
                 on_row(row)
                 batch.append(row)
+                last = row
             if batch and (len(batch) >= PUBLISH_ROWS or time.monotonic() - began >= PUBLISH_SECONDS):
                 ready, batch = batch, []
                 yield ready
@@ -234,7 +237,8 @@ def _timely_batches(rows: Iterable[EmbedRow | None], on_row: Callable[[EmbedRow]
     except GeneratorExit:
         raise
     except BaseException as interrupt:
-        batch += (row for row in after_interrupt(rows, interrupt) if row is not None)
+        last = batch[-1] if batch else last
+        batch += (row for row in after_interrupt(rows, interrupt) if row is not None and row is not last)
         if batch:
             yield batch
         raise

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -526,6 +527,14 @@ class Pressed(BaseException):
     """An interrupt."""
 
 
+class SlowEncoder(StubEncoder):
+    """Takes a tenth of a second for each call."""
+
+    def encode(self, items):
+        time.sleep(0.1)
+        return super().encode(items)
+
+
 def test_interrupt_outside_the_stream_still_publishes_finished_files(data_root, monkeypatch):
     """Ctrl-C can arrive at any position of the main thread."""
     photos(data_root, *(f"i{n:03d}" for n in range(40)))
@@ -533,7 +542,7 @@ def test_interrupt_outside_the_stream_still_publishes_finished_files(data_root, 
     rows = []
     with Ledger(data_root.ledger) as ledger:
         jobs = plan_of(data_root, DINOV3, ledger).jobs
-        worker = worker_of(data_root, with_encoder(DINOV3, StubEncoder), write_threads=4)
+        worker = worker_of(data_root, with_encoder(DINOV3, SlowEncoder), write_threads=4)
         with pytest.raises(Pressed):
             interrupt_first(publish(worker.stream(jobs), worker.store, ledger), rows, raising=True)
 
@@ -568,6 +577,53 @@ def test_interrupt_loses_no_batch_that_its_thread_publishes(data_root, ledger, m
     assert len(taken) >= 5
     assert sorted(taken) == sorted(path.stem for path in folder.glob("*.npy"))
     assert {image_id for image_id, _ in ledger.files(DINOV3.kind)} == set(taken)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_interrupt_loses_no_row_that_has_just_arrived(data_root, ledger, monkeypatch, number):
+    """It arrives after an item has left its queue, before the caller has it."""
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+
+    class Interrupted(SimpleQueue):
+        left = number
+
+        def get(self, *args, **options):
+            item = super().get(*args, **options)
+            self.left -= 1
+            if not self.left:
+                raise Pressed
+            return item
+
+    monkeypatch.setattr(embed_module, "SimpleQueue", Interrupted)
+    taken = []
+    with pytest.raises(Pressed):
+        publish_all(data_root, ledger, lambda batch, _: taken.extend(row.image_id for row in batch))
+
+    folder = data_root.derived / DINOV3.folder
+    assert not temporaries(folder)
+    assert sorted(taken) == sorted(path.stem for path in folder.glob("*.npy"))
+    assert taken
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_interrupt_loses_no_row_that_is_being_handed_over(data_root, ledger, monkeypatch, number):
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+    signature_bytes, measured, taken = publish_module.signature_bytes, [], []
+
+    def interrupted(stat):
+        measured.append(stat)
+        if len(measured) == number:
+            raise Pressed
+        return signature_bytes(stat)
+
+    monkeypatch.setattr(publish_module, "signature_bytes", interrupted)
+    with pytest.raises(Pressed):
+        publish_all(data_root, ledger, lambda batch, _: taken.extend(row.image_id for row in batch))
+
+    folder = data_root.derived / DINOV3.folder
+    assert not temporaries(folder)
+    assert sorted(taken) == sorted(path.stem for path in folder.glob("*.npy"))
+    assert number <= len(taken)
 
 
 def test_rows_are_published_on_a_thread_with_its_own_connection(data_root, ledger):
