@@ -6,7 +6,7 @@ One run is implemented in assets/, its start in dagster_project/internals/runs.p
 """
 
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,11 +29,12 @@ from imagemill.errors import MissingInput
 from imagemill.inputs.scan import Scan
 from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
-from imagemill.pipeline.forecast import check_space
+from imagemill.pipeline.forecast import Forecast, check_space, measure_sizes
 from imagemill.pipeline.leases import holder_without_run
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
-from imagemill.pipeline.stage2.current_plans import all_jobs
+from imagemill.pipeline.stage2.current_plans import jobs_in_parts
+from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.models_in_use import preview_kinds, preview_notice
 from imagemill.pipeline.stage2.passes import Passes
 from imagemill.pipeline.stage2.plan import Job, LedgerSnapshot, ids_of, plan_embedding
@@ -207,30 +208,59 @@ class CommandSession:
             self.ids = None if ids is None else _known_ids(ids, scan)
             chosen = scan.sources.keys() if self.ids is None else set(self.ids)
             awaited = self._awaited(passes, scan, chosen, recaption)
-            jobs = passes.select(all_jobs(passes.kinds_to_run(), inventory, ledger, awaited))
-            if self.ids is not None:
-                jobs = {spec: [job for job in of_kind if job.image_id in chosen] for spec, of_kind in jobs.items()}
-            if limit is not None:
-                stage1 = inventory.recorded.stage1 if passes.migrate and self.ids is None else ()
-                with_work = sorted({*ids_of(jobs), *stage1})
-                self.up_to = with_work[:limit][-1] if with_work else ""
-                jobs = {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
-            jobs = {spec: self._with_links(spec, of_kind) for spec, of_kind in jobs.items()}
-            for spec, of_kind in jobs.items():  # refuse an unusable model before the first image is opened
-                if any(job.needs_model for job in of_kind):
-                    self.encoders.look_up(spec)
-            if any(job.needs_model for of_kind in jobs.values() for job in of_kind):
-                ConfiguredEngine(data_root=self._data_root, accept_node="").check()
-            self._check_space(jobs, packs)
-            for spec in (spec for spec, of_kind in jobs.items() if not of_kind):  # no step sweeps its folder
-                inventory.store(spec).sweep()
+            parts = self._jobs(passes, inventory, awaited, chosen, limit)
+            with_work = self._check_work(parts, inventory, packs)
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
             unreported = self._unreported(passes.specs, ledger, chosen) if limit is None else set()
-        ids = sorted({*ids_of(jobs), *unreported})
+        ids = sorted(with_work | unreported)
         register(self.instance, images, sorted({*scan.sources, *ids}))
         self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))
         self.embedded = embedded_images(ledger.changes())
+
+    def _jobs(
+        self, passes: Passes, inventory: Inventory, awaited: Set[str], chosen: Collection[str], limit: int | None
+    ) -> Iterator[Mapping[EmbeddingSpec, Sequence[Job]]]:
+        """Yield the jobs of the command in parts; with a limit, those of the first images that have work, and set `up_to`."""
+        stage1 = inventory.recorded.stage1 if passes.migrate and self.ids is None else frozenset[str]()
+        with_work: set[str] = set()
+        for part in jobs_in_parts(passes.kinds_to_run(), inventory, self.session.ledger, awaited):
+            jobs = passes.select(part.jobs)
+            if self.ids is not None:
+                jobs = {spec: [job for job in of_kind if job.image_id in chosen] for spec, of_kind in jobs.items()}
+            if limit is None:
+                yield jobs
+                continue
+            with_work.update(ids_of(jobs))
+            first = sorted(with_work | stage1)[:limit]
+            self.up_to = first[-1] if first else ""
+            yield {spec: [job for job in of_kind if job.image_id <= self.up_to] for spec, of_kind in jobs.items()}
+            if len(first) == limit and part.last is not None and self.up_to <= part.last:
+                return
+
+    def _check_work(
+        self, parts: Iterable[Mapping[EmbeddingSpec, Sequence[Job]]], inventory: Inventory, packs: bool
+    ) -> set[str]:
+        """Return the images of these jobs, after all that may stop the command before an image is opened. Raises as `embed`."""
+        expected = Forecast(self.root.derived, state=self.root.state, shards=self.root.shards if packs else None)
+        with_work, idle, usable = set[str](), dict[EmbeddingSpec, bool](), set[EmbeddingSpec]()
+        for part in parts:
+            jobs = {spec: self._with_links(spec, of_kind) for spec, of_kind in part.items()}
+            needed = [spec for spec, of_kind in jobs.items() if any(job.needs_model for job in of_kind)]
+            for spec in needed:
+                if spec not in usable:
+                    self.encoders.look_up(spec)
+            if needed and not usable:
+                ConfiguredEngine(data_root=self._data_root, accept_node="").check()
+            usable.update(needed)
+            in_force = {self.encoders.in_force(spec): of_kind for spec, of_kind in jobs.items()}
+            expected.add(in_force, measure_sizes(in_force, self.root.approved))
+            with_work.update(ids_of(jobs))
+            idle |= {spec: idle.get(spec, True) and not of_kind for spec, of_kind in jobs.items()}
+        expected.require_space()
+        for spec in (spec for spec, is_idle in idle.items() if is_idle):  # no step sweeps its folder
+            inventory.store(spec).sweep()
+        return with_work
 
     def _awaited(self, passes: Passes, scan: Scan, chosen: Collection[str], recaption: bool) -> set[str]:
         """Return the chosen images that the T5 pass captions first."""
@@ -253,11 +283,6 @@ class CommandSession:
         """Return the kinds that preview models have made, or will make."""
         config, made = self.session.config, preview_kinds(self.session.reading)
         return [spec.kind for spec in specs if spec.kind in made or config.encoder(spec).model == PREVIEW]
-
-    def _check_space(self, jobs: Mapping[EmbeddingSpec, Sequence[Job]], packs: bool) -> None:
-        shards = self.root.shards if packs else None
-        jobs = {self.encoders.in_force(spec): of_kind for spec, of_kind in jobs.items()}
-        check_space(jobs, self.root.approved, self.root.derived, state=self.root.state, shards=shards)
 
     @contextmanager
     def _regenerating(self, specs: Sequence[EmbeddingSpec], kinds: Sequence[str]) -> Iterator[None]:
@@ -282,7 +307,8 @@ class CommandSession:
         ids = list(inventory.scan.sources)
         known = LedgerSnapshot.read(self.session.ledger, ids)
         plan = plan_embedding(spec, ids, inventory.scan, known, {}, inventory.files(spec), inventory.recorded)
-        self._check_space({spec: plan.jobs}, packs=False)
+        jobs = {self.encoders.in_force(spec): plan.jobs}
+        check_space(jobs, self.root.approved, self.root.derived, state=self.root.state)
         return identity
 
     def cancel_regeneration(self, kind: str) -> int:

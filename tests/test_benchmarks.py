@@ -53,6 +53,7 @@ SLOW = {
     "look_pages",
     "postgresql",
     "ray_transport",
+    "reading_url",
     "rescale",
     "scale",
     "ui_start",

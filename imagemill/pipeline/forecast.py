@@ -12,10 +12,11 @@ import itertools
 import math
 import os
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagemill.domain.buckets import assign_bucket
@@ -53,17 +54,18 @@ Jobs = Mapping[EmbeddingSpec, Sequence[Job]]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Additional bytes of one kind of output on the disk of `folder`: `items`, by image id; `besides`, independent of images."""
+    """Additional bytes of one kind of output on the disk of `folder`: `size` for `count` images, `besides` for all together."""
 
     kind: str
     folder: Path
-    items: Mapping[str, int]
+    count: int
+    size: int
     besides: int = 0
 
     @property
     def bytes(self) -> int:
         """Total bytes."""
-        return sum(self.items.values()) + self.besides
+        return self.size + self.besides
 
 
 def check_space(
@@ -91,10 +93,10 @@ def check_space(
     Raises:
         NotEnoughSpace: with the forecast, and how many images would fit.
     """
-    sizes = measure_sizes(jobs, approved) if sizes is None else sizes
-    needs = forecast(jobs, sizes, derived, state=state, shards=shards)
-    require_space(needs)
-    return needs
+    expected = Forecast(derived, state=state, shards=shards)
+    expected.add(jobs, measure_sizes(jobs, approved) if sizes is None else sizes)
+    expected.require_space()
+    return expected.needs()
 
 
 # ---- space needed
@@ -140,44 +142,102 @@ def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str,
     return {job.image_id: max(1, spec.pixels_computed(*sizes.get(job.image_id, (1, 1)))) for job in jobs}
 
 
-def forecast(jobs: Jobs, sizes: Sizes, derived: Path, *, state: Path, shards: Path | None = None) -> list[Need]:
-    """Return the additional space of each kind of output, largest first; with `shards`, include the tars of these images."""
-    records = {
-        job.image_id: RECORD_BYTES + len((job.caption or "").encode()) + 2 * len(job.file_name.encode())
-        for planned in jobs.values() for job in planned if job.image_id in sizes
-    }  # fmt: skip
-    needs = [_npy_need(spec, planned, sizes, derived / spec.folder) for spec, planned in jobs.items()]
-    # The merged file is written next to the old one, without the vectors that move to their own files.
-    vectors = {job.image_id: job.inline.length for planned in jobs.values() for job in planned if job.inline}
-    kept = max(0, _bytes_of(derived.glob("*.jsonl")) - sum(vectors.values()))
-    needs.append(Need("records", derived, records, kept))
-    looked_at = Counter(job.image_id for planned in jobs.values() for job in planned)
-    needs.append(Need("history entries", state, {i: count * HISTORY_BYTES for i, count in looked_at.items()}))
-    if shards is not None:
-        in_force = {spec: spec for spec in jobs}
-        needs.append(_shard_need(records, sizes, [in_force.get(spec, spec) for spec in embedding_specs()], shards))
-    return sorted((need for need in needs if need.items), key=lambda need: -need.bytes)
+class Forecast:
+    """The additional space that jobs take. They are added in parts, none of which is kept.
 
+    Args:
+        derived: folder of embeddings and records.
+        state: folder of ledger and history.
+        shards: folder of shards, if the tars of these images count too.
+    """
 
-def _npy_need(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes, folder: Path) -> Need:
-    """Return the need of one kind. A replaced file counts by the increase in size; some old files coexist with new ones."""
-    block, items, replaced = block_size(folder), {}, []
-    for job in jobs:
-        if job.image_id in sizes:
-            # A link takes no space. On a file system without hard links, it is a copy.
-            new = 0 if job.linkable else on_disk(npy_bytes(spec, *sizes[job.image_id]), block)
-            old = on_disk(signature_bytes(job.present), block) if job.present else 0
-            items[job.image_id] = max(0, new - old)
-            replaced.append(min(new, old))
-    return Need(spec.kind, folder, items, sum(heapq.nlargest(SIDE_BY_SIDE, replaced)))
+    def __init__(self, derived: Path, *, state: Path, shards: Path | None = None) -> None:
+        self._derived, self._state, self._shards = derived, state, shards
+        self._needs: dict[str, Need] = {}
+        # By device, the bytes of each image, in the order in which the images were added.
+        self._of_images: dict[int, array[int]] = {}
+        # By kind, sizes in bytes of the largest files that are replaced.
+        self._replaced: dict[str, list[int]] = {}
+        self._vectors, self._touched = 0, set[str]()
 
+    def add(self, jobs: Jobs, sizes: Sizes) -> None:
+        """Add the jobs of some images, whose ids sort after those of earlier calls."""
+        records = {
+            job.image_id: RECORD_BYTES + len((job.caption or "").encode()) + 2 * len(job.file_name.encode())
+            for planned in jobs.values() for job in planned if job.image_id in sizes
+        }  # fmt: skip
+        parts = [(spec.kind, self._derived / spec.folder, self._npy(spec, of, sizes)) for spec, of in jobs.items()]
+        vectors = {job.image_id: job.inline.length for planned in jobs.values() for job in planned if job.inline}
+        self._vectors += sum(vectors.values())
+        parts.append(("records", self._derived, records))
+        looked_at = Counter(job.image_id for planned in jobs.values() for job in planned)
+        history = {image_id: count * HISTORY_BYTES for image_id, count in looked_at.items()}
+        parts.append(("history entries", self._state, history))
+        if self._shards is not None:
+            parts.append(("shards", self._shards, self._samples(list(jobs), records, sizes)))
+        devices: dict[int, list[Mapping[str, int]]] = {}
+        for kind, folder, items in parts:
+            before = self._needs.get(kind, Need(kind, folder, 0, 0))
+            self._needs[kind] = replace(before, count=before.count + len(items), size=before.size + sum(items.values()))
+            devices.setdefault(_device(folder), []).append(items)
+        for device, together in devices.items():
+            ids = sorted(set[str]().union(*together))
+            totals = (sum(items.get(image_id, 0) for items in together) for image_id in ids)
+            self._of_images.setdefault(device, array("q")).extend(totals)
 
-def _shard_need(records: Mapping[str, int], sizes: Sizes, specs: Sequence[EmbeddingSpec], output: Path) -> Need:
-    """Return the need of these images' samples. A new set coexists with the one it replaces, one bucket at a time."""
-    touched = {assign_bucket(width, height) for height, width in sizes.values() if height}
-    besides = [_bytes_of(bucket_folder(output, bucket).glob("*.tar")) + SET_BYTES for bucket in touched]
-    items = {i: _sample_bytes(i, records[i], specs, *size) for i, size in sizes.items() if size[0]}
-    return Need("shards", output, items, max(besides, default=0))
+    def _npy(self, spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str, int]:
+        """Return the bytes of each image's file. A replaced file counts by the increase in size."""
+        block, items, replaced = block_size(self._derived / spec.folder), {}, self._replaced.get(spec.kind, [])
+        for job in jobs:
+            if job.image_id in sizes:
+                # A link takes no space. On a file system without hard links, it is a copy.
+                new = 0 if job.linkable else on_disk(npy_bytes(spec, *sizes[job.image_id]), block)
+                old = on_disk(signature_bytes(job.present), block) if job.present else 0
+                items[job.image_id] = max(0, new - old)
+                replaced.append(min(new, old))
+        self._replaced[spec.kind] = heapq.nlargest(SIDE_BY_SIDE, replaced)
+        return items
+
+    def _samples(self, specs: Sequence[EmbeddingSpec], records: Mapping[str, int], sizes: Sizes) -> dict[str, int]:
+        """Return the bytes of each image's sample."""
+        self._touched |= {assign_bucket(width, height) for height, width in sizes.values() if height}
+        in_force = {spec: spec for spec in specs}
+        packed = [in_force.get(spec, spec) for spec in embedding_specs()]
+        return {i: _sample_bytes(i, records[i], packed, *size) for i, size in sizes.items() if size[0]}
+
+    def needs(self) -> list[Need]:
+        """Return the need of each kind of output, largest first."""
+        with_besides = (replace(need, besides=self._besides(need.kind)) for need in self._needs.values() if need.count)
+        return sorted(with_besides, key=lambda need: -need.bytes)
+
+    def _besides(self, kind: str) -> int:
+        if kind == "records":
+            # The merged file is written next to the old one, without the vectors that move to their own files.
+            return max(0, _bytes_of(self._derived.glob("*.jsonl")) - self._vectors)
+        if kind == "shards" and self._shards:
+            # A new set coexists with the one it replaces, one bucket at a time.
+            folders = [bucket_folder(self._shards, bucket) for bucket in self._touched]
+            return max((_bytes_of(folder.glob("*.tar")) + SET_BYTES for folder in folders), default=0)
+        # Some old files coexist with new ones.
+        return sum(self._replaced.get(kind, ()))
+
+    def require_space(self) -> None:
+        """Raise NotEnoughSpace, with the needs, if those on one disk add up to more than its free space."""
+        disks: dict[int, list[Need]] = {}
+        for need in self.needs():
+            disks.setdefault(_device(need.folder), []).append(need)
+        for device, together in disks.items():
+            needed, free = sum(need.bytes for need in together), free_bytes(together[0].folder)
+            if needed > free:
+                left = free - sum(need.besides for need in together)
+                raise NotEnoughSpace(
+                    f"this job needs about {as_size(needed)}, {as_size(free)} are free",
+                    needed=needed,
+                    free=free,
+                    where=together[0].folder,
+                    why=", ".join(f"{as_size(need.bytes)} for {need.count:,} {need.kind}" for need in together),
+                    do=_remedy(together, _fitting(self._of_images[device], left)),
+                )
 
 
 def _sample_bytes(image_id: str, record: int, specs: Sequence[EmbeddingSpec], height: int, width: int) -> int:
@@ -199,22 +259,8 @@ def _bytes_of(paths: Iterable[Path]) -> int:
 # ---- free space
 
 
-def require_space(needs: Iterable[Need]) -> None:
-    """Raise NotEnoughSpace if the needs on one disk add up to more than its free space."""
-    disks: dict[int, list[Need]] = {}
-    for need in needs:
-        disks.setdefault(nearest_existing(need.folder).stat().st_dev, []).append(need)
-    for together in disks.values():
-        needed, free = sum(need.bytes for need in together), free_bytes(together[0].folder)
-        if needed > free:
-            raise NotEnoughSpace(
-                f"this job needs about {as_size(needed)}, {as_size(free)} are free",
-                needed=needed,
-                free=free,
-                where=together[0].folder,
-                why=", ".join(f"{as_size(need.bytes)} for {len(need.items):,} {need.kind}" for need in together),
-                do=_remedy(together, free),
-            )
+def _device(folder: Path) -> int:
+    return nearest_existing(folder).stat().st_dev
 
 
 def free_bytes(folder: Path) -> int:
@@ -229,19 +275,16 @@ def block_size(folder: Path) -> int:
     return os.statvfs(nearest_existing(folder)).f_frsize
 
 
-def _remedy(needs: Sequence[Need], free: int) -> str:
+def _remedy(needs: Sequence[Need], count: int) -> str:
+    """Return what can be done. `count`: number of images that fit."""
     only_shards = all(need.kind == "shards" for need in needs)
     elsewhere = "write shards elsewhere with --output-dir" if only_shards else "write elsewhere with --output-base-dir"
-    count = _fitting(needs, free)
     fewer = f", or take fewer images: `imagemill stage2 --limit {count}` fits" if count and not only_shards else ""
     return f"free space there, {elsewhere}{fewer}"
 
 
-def _fitting(needs: Sequence[Need], free: int) -> int:
-    """Return the number of images that fit, taken in name order; rounded down to three significant digits."""
-    left = free - sum(need.besides for need in needs)
-    ids = sorted({image_id for need in needs for image_id in need.items})
-    totals = itertools.accumulate(sum(need.items.get(i, 0) for need in needs) for i in ids)
-    count = sum(1 for _ in itertools.takewhile(lambda total: total <= left, totals))
+def _fitting(sizes: Iterable[int], free: int) -> int:
+    """Return the number of images that fit, taken in this order; rounded down to three significant digits."""
+    count = sum(1 for _ in itertools.takewhile(lambda total: total <= free, itertools.accumulate(sizes)))
     unit = 10 ** max(0, len(str(count)) - 3)
     return count // unit * unit

@@ -16,8 +16,12 @@ import pytest
 
 from dagster_project import work
 from dagster_project.internals.instance import open_instance
+from imagemill.domain.embedding_specs import VAE
+from imagemill.pipeline.stage2 import current_plans
 from tests.helpers.commands import called
 from tests.helpers.product import PROJECT
+from tests.helpers.spec_runs import records
+from tests.helpers.stage1 import stage1_record, write_stage1
 from tests.helpers.stage2 import photos
 from tests.helpers.stubs import stub_captioner
 from tests.helpers.wiring import stub_every_kind
@@ -247,6 +251,22 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
+
+
+def test_limit_takes_the_first_images_with_work_however_they_are_planned(root, monkeypatch):
+    """One at a time here. An image whose record is of Stage 1 has work, also if all its files are there."""
+    monkeypatch.setattr(current_plans, "PLANNED_AT_ONCE", 1)
+    write_stage1(root, [stage1_record(n) for n in range(3)], sidecars=True)
+    expected = ["a", "b", "c", "photo0000", "photo0001", "photo0002"]
+
+    for count, arguments in ((2, ["--limit", 2]), (3, ["--limit", 1]), (5, ["--limit", 2]), (6, [])):
+        assert called(root, "stage2", *arguments).code == 0
+        assert sorted(path.stem for path in (root.derived / VAE.folder).iterdir()) == expected[:count]
+        migrated = [image_id for image_id, record in records(root).items() if "format_version" in record]
+        assert sorted(migrated) == expected[:count]
+    (root.derived / VAE.folder / "b.npy").unlink()
+    called(root, "stage2", "--limit", 9)
+    assert (root.derived / VAE.folder / "b.npy").is_file(), "planned behind images that are complete"
 
 
 def test_reports_import_neither_numpy_nor_dagster(root):

@@ -14,7 +14,7 @@ from imagemill.domain.embedding_specs import DINOV3, VAE
 from tests.helpers.product import PROJECT
 from tests.helpers.stage2 import photos
 
-IDS = [f"i{n:02d}" for n in range(12)]
+IDS = [f"i{n:02d}" for n in range(6)]
 
 
 def start(root, *arguments):

@@ -163,6 +163,7 @@ def test_files_are_those_of_this_machine(cluster, root, tmp_path):
     assert workers(cluster) == []
 
 
+@pytest.mark.soak
 def test_caption_that_kills_its_worker_costs_itself(cluster, root):
     """Spec: docs/spec/engines.md#deaths"""
     (root.approved / "photo0007.txt").write_text("deadly")
@@ -430,6 +431,7 @@ def test_summaries_are_those_of_this_machine_but_for_a_deadly_image(cluster, roo
     assert workers(cluster) == []
 
 
+@pytest.mark.soak
 def test_bench_says_what_limits_a_cluster(cluster, root):
     """Spec: docs/spec/engines.md#speed"""
     configure(root)

@@ -125,7 +125,7 @@ def test_lightning_resumes_within_an_epoch(shards, tmp_path):
 
 
 @needs("torchdata")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_stateful_data_loader_resumes_without_reading_again(shards, tmp_path, workers):
     """Also at a step that is no multiple of the workers, and in a later epoch; no warning about fast-forwarding."""
     example, state = PROJECT / "examples" / "train_with_torchdata.py", tmp_path / "loader.pt"

@@ -19,13 +19,12 @@ from imagemill.formats.jsonl import Span
 from imagemill.fs.fingerprints import file_signature, posix_signature
 from imagemill.pipeline import forecast as module
 from imagemill.pipeline.forecast import (
+    Forecast,
     check_space,
-    forecast,
     free_bytes,
     measure_sizes,
     npy_bytes,
     on_disk,
-    require_space,
     work_of,
 )
 from imagemill.pipeline.shards.shard_plan import plan_shards
@@ -56,6 +55,12 @@ def disk_of(monkeypatch, free, *, device=lambda path: 1):
     )
 
 
+def needs_of(jobs, sizes, derived, **folders):
+    found = Forecast(derived, **folders)
+    found.add(jobs, sizes)
+    return found.needs()
+
+
 # ---- what it takes
 
 
@@ -72,7 +77,7 @@ def test_forecast_is_what_numpy_writes_or_a_little_more(tmp_path, sizes):
             length += path.stat().st_size
             occupied += -(-path.stat().st_size // os.statvfs(path).f_frsize) * os.statvfs(path).f_frsize
 
-    needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+    needs = needs_of(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
 
     predicted = sum(need.bytes for need in needs if need.kind in {spec.kind for spec in jobs})
     assert length <= predicted
@@ -130,14 +135,14 @@ def test_image_that_does_not_open_takes_nothing(tmp_path, content):
     sizes = measure_sizes({VAE: [job("a")]}, tmp_path)
 
     assert sizes == {}
-    assert [need.kind for need in forecast({VAE: [job("a")]}, sizes, tmp_path, state=tmp_path)] == ["history entries"]
+    assert [need.kind for need in needs_of({VAE: [job("a")]}, sizes, tmp_path, state=tmp_path)] == ["history entries"]
 
 
 def test_image_that_is_gone_takes_what_does_not_depend_on_its_size(tmp_path):
     """A Stage 1 record's vector is migrated without its image. Spec: docs/spec/migration.md#forward"""
     jobs = {DINOV3: [job("gone", stat=None)]}
 
-    needs = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+    needs = needs_of(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
 
     block = os.statvfs(tmp_path).f_frsize
     assert {need.kind: need.bytes for need in needs}["dinov3_npy"] == on_disk(4224, block)
@@ -151,8 +156,8 @@ def test_replaced_file_counts_by_its_growth_and_some_stand_side_by_side(tmp_path
     jobs = {VAE: [job(f"i{n}", size=(800, 800), present=new) for n in range(10)]}
     grown = {VAE: [job("i", size=(800, 800), present=100)]}
 
-    same = forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
-    more = forecast(grown, measure_sizes(grown, tmp_path), tmp_path, state=tmp_path)
+    same = needs_of(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)
+    more = needs_of(grown, measure_sizes(grown, tmp_path), tmp_path, state=tmp_path)
 
     assert next(need.bytes for need in same if need.kind == "vae_latents") == 2 * on_disk(new, 4096)
     assert next(need.bytes for need in more if need.kind == "vae_latents") == on_disk(new, 4096)
@@ -162,7 +167,7 @@ def test_records_are_written_beside_the_old_ones(tmp_path):
     (tmp_path / "approved_image_dataset.jsonl").write_bytes(b"x" * 12_345)
     jobs = {T5: [job("a", size=(64, 64), caption="c" * 500)]}
 
-    needs = {n.kind: n for n in forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
+    needs = {n.kind: n for n in needs_of(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
 
     assert 12_345 + 500 + 300 < needs["records"].bytes < 12_345 + 500 + 500
 
@@ -178,7 +183,7 @@ def test_vectors_that_leave_a_stage_1_file_are_not_written_beside_it(tmp_path):
         ]
     }
 
-    needs = {n.kind: n for n in forecast(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
+    needs = {n.kind: n for n in needs_of(jobs, measure_sizes(jobs, tmp_path), tmp_path, state=tmp_path)}
 
     assert needs["records"].bytes < 10 * 500
 
@@ -193,7 +198,7 @@ def test_shards_are_forecast_as_they_are_written(data_root, image_id):
             (data_root.approved / f"{n}.txt").write_text("a caption")
         jobs = {spec: plan_of(data_root, spec, ledger).jobs for spec in embedding_specs()}
     sizes = measure_sizes(jobs, data_root.approved)
-    needs = forecast(jobs, sizes, data_root.derived, state=data_root.state, shards=data_root.shards)
+    needs = needs_of(jobs, sizes, data_root.derived, state=data_root.state, shards=data_root.shards)
     predicted = next(need.bytes for need in needs if need.kind == "shards")
 
     _pack(data_root, ids)
@@ -209,7 +214,7 @@ def test_set_that_is_replaced_stands_beside_the_new_one(data_root):
     jobs = {spec: [job("c", size=(24, 32))] for spec in embedding_specs()}
 
     def predicted(shards):
-        needs = forecast(
+        needs = needs_of(
             jobs, measure_sizes(jobs, data_root.approved), data_root.derived, state=data_root.state, shards=shards
         )
         return next(need.bytes for need in needs if need.kind == "shards")
@@ -314,7 +319,34 @@ def test_error_survives_a_worker_process():
 
 
 def test_needs_without_anything_are_enough(tmp_path):
-    require_space([])
+    Forecast(tmp_path, state=tmp_path).require_space()
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_jobs_in_parts_need_what_they_need_together(tmp_path, monkeypatch, size):
+    """Also the files that stand side by side, the largest of all, and the number of images that fit."""
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 3)
+    disk_of(monkeypatch, 20 * MEGABYTE)
+    jsonl = tmp_path / "approved_image_dataset.jsonl"
+    jsonl.write_bytes(b"x" * 200_000)
+    jobs = [job(f"i{n:03d}", size=(512 + 64 * (n % 9), 1024), present=1000 * (n * 37 % 101)) for n in range(100)]
+    jobs[::3] = [dataclasses.replace(each, inline=Span(jsonl, 1, 0, 2_000)) for each in jobs[::3]]
+    texts = {f"i{n:03d}" for n in range(0, 100, 2)}
+
+    def outcome(parts):
+        found = Forecast(tmp_path, state=tmp_path, shards=tmp_path / "shards")
+        for part in parts:
+            of_part = {VAE: part, T5: [each for each in part if each.image_id in texts]}
+            found.add(of_part, measure_sizes(of_part, tmp_path))
+        with pytest.raises(NotEnoughSpace) as caught:
+            found.require_space()
+        return found.needs(), str(caught.value)
+
+    needs, message = outcome([jobs])
+
+    assert "fits" in message
+    assert {need.kind for need in needs if need.besides} == {"vae_latents", "t5_hidden", "records", "shards"}
+    assert outcome([jobs[i : i + size] for i in range(0, len(jobs), size)]) == (needs, message)
 
 
 # ---- amount of work

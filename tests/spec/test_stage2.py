@@ -18,7 +18,7 @@ from imagemill.domain.ids import image_id_of
 from imagemill.formats import diff_writer
 from imagemill.formats.jsonl import read_jsonl
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.pipeline.forecast import forecast
+from imagemill.pipeline.forecast import Forecast
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import SourceRow
 from imagemill.store.second_copy import NAME
@@ -336,6 +336,7 @@ def test_total_stage_2_storage_is_predictable(samples):
     ]
     sizes = {job.image_id: (1024, 1024) for job in jobs}
     derived = samples.root.derived
-    needs = forecast(dict.fromkeys(embedding_specs(), jobs), sizes, derived, state=samples.root.state)
-    outputs = sum(need.bytes for need in needs if need.folder.is_relative_to(derived)) / 1e9
+    expected = Forecast(derived, state=samples.root.state)
+    expected.add(dict.fromkeys(embedding_specs(), jobs), sizes)
+    outputs = sum(need.bytes for need in expected.needs() if need.folder.is_relative_to(derived)) / 1e9
     assert outputs == pytest.approx(41.2, rel=0.03), "whole blocks of the disk"

@@ -341,15 +341,19 @@ def plans_for(
     inventory: Inventory,
     ledger: Ledger,
     awaited: Set[str] = frozenset(),
+    complete: Set[str] | None = None,
 ) -> dict[EmbeddingSpec, EmbeddingPlan]:
     """Call `plan_embedding` for several kinds, with one reading of the ledger's rows for these images.
 
-    If they are most of the folder, and most of them are complete, only the rows of the others are read.
+    If they are most of the folder, and most of them are complete, only the rows of the others are read. `complete`: those of
+    `complete_images`, if they are known.
     """
     scan, recorded = inventory.scan, inventory.recorded
     plans: dict[EmbeddingSpec, EmbeddingPlan] = {declared: EmbeddingPlan() for declared in specs}
     # To read all rows takes less time than to look up most of them.
-    if 2 * len(ids) > len(scan.sources) and (complete := _complete(plans, inventory, ledger) - awaited):
+    if complete is None and 2 * len(ids) > len(scan.sources):
+        complete = complete_images(plans, inventory, ledger, awaited)
+    if complete:
         for plan in plans.values():
             plan.done += (image_id for image_id in ids if image_id in complete)
         ids = [image_id for image_id in ids if image_id not in complete]
@@ -362,8 +366,10 @@ def plans_for(
     return plans
 
 
-def _complete(specs: Iterable[EmbeddingSpec], inventory: Inventory, ledger: Ledger) -> set[str]:
-    """Return images that `plan_embedding` calls done in every kind, unless they wait for a caption; not all of them.
+def complete_images(
+    specs: Iterable[EmbeddingSpec], inventory: Inventory, ledger: Ledger, awaited: Set[str] = frozenset()
+) -> set[str]:
+    """Return images that `plan_embedding` calls done in every kind; not all of them. `awaited`: images that are captioned first.
 
     It compares columns of the ledger, which takes a fifth of the time of making rows of them.
     """
@@ -375,7 +381,7 @@ def _complete(specs: Iterable[EmbeddingSpec], inventory: Inventory, ledger: Ledg
         source, end = sources.get(image_id), ending(color)
         if source and source.stat == signature and end is not None and not refuses(height, width):
             pixels[image_id] = fingerprint + end
-    complete = pixels.keys() - {problem.item for problem in ledger.problems()}
+    complete = pixels.keys() - {problem.item for problem in ledger.problems()} - awaited
     captions = ledger.caption_fingerprints()
     for spec in specs:
         listing, inputs = inventory.files(spec), captions if spec.source == "caption" else pixels

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
+from unittest import mock
 
 import msgspec
 import pytest
@@ -16,8 +17,16 @@ from hypothesis import strategies as st
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, Refusal
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.inputs.scan import Scan, SourceFile
-from imagemill.pipeline.stage2.current_plans import all_jobs
-from imagemill.pipeline.stage2.plan import LedgerSnapshot, _complete, ids_of, missing_caption, plan_embedding, plans_for
+from imagemill.pipeline.stage2 import current_plans
+from imagemill.pipeline.stage2.current_plans import all_jobs, jobs_in_parts
+from imagemill.pipeline.stage2.plan import (
+    LedgerSnapshot,
+    complete_images,
+    ids_of,
+    missing_caption,
+    plan_embedding,
+    plans_for,
+)
 from imagemill.pipeline.stage2.record_index import Recorded
 from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from tests.helpers.stage2 import embed, photos, picture, plan_of, surveyed
@@ -338,22 +347,30 @@ def test_complete_images_that_the_ledger_finds_are_those_that_planning_finds(ima
         }  # fmt: skip
         awaited = {image_id for image_id, image in by_id.items() if image["awaited"]}
         inventory = SimpleNamespace(
-            scan=scan, recorded=Recorded(), in_force=lambda spec: spec, files=lambda spec: listings[spec.kind]
+            scan=scan,
+            recorded=Recorded(),
+            in_force=lambda spec: spec,
+            files=lambda spec: listings[spec.kind],
+            kept=None,
         )
         ids = list(scan.sources)
 
         found = plans_for(SPECS, ids, inventory, ledger, awaited)
+        with mock.patch.object(current_plans, "PLANNED_AT_ONCE", 2):
+            parts = [part.jobs for part in jobs_in_parts(SPECS, inventory, ledger, awaited)]
 
         known = LedgerSnapshot.read(ledger, None, scan.sources.values())
         for spec in SPECS:
             files, listing = ledger.files(spec.kind), listings[spec.kind]
             wanted = plan_embedding(spec, ids, scan, known, files, listing, awaited=awaited)
             assert in_order(found[spec]) == in_order(wanted)
+            in_parts = [job for part in parts for job in part[spec]]
+            assert sorted(in_parts, key=lambda job: job.image_id) == in_order(wanted)[0]
         complete = set(ids).difference(awaited).intersection(*(found[spec].done for spec in SPECS))
         # Images that the ledger does not find: with a problem, renamed ones, and those with an adopted file.
         others = {i for i in complete if ledger.problems([i]) or by_id[i]["row"] is None}
         others |= {row.image_id for image in images for row in image["files"] if row.source is None}
-        assert complete - others <= _complete(SPECS, inventory, ledger)
+        assert complete - others <= complete_images(SPECS, inventory, ledger)
 
 
 def in_order(plan):
