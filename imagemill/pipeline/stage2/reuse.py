@@ -18,6 +18,9 @@ from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SUPERSEDED, FileRow, Ledger, SourceRow
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, RecordedModels, read_recorded_models
 
+# Photographs of equal size in bytes are rare: a thousand random ones have a few such pairs.
+MOST_OF_A_SIZE = 32
+
 # Files that may be linked, by the fingerprint of their input; the preferred one first.
 Donors = Mapping[str, tuple[FileRow, ...]]
 
@@ -25,7 +28,8 @@ Donors = Mapping[str, tuple[FileRow, ...]]
 def find_donors(spec: EmbeddingSpec, jobs: Sequence[Job], ledger: Ledger, *, preview: bool = False) -> Donors:
     """Return the recorded files that were made from the inputs of these jobs. No file is opened.
 
-    The input of an image that has not been opened is not known. Any recorded image of the same size in bytes may be equal.
+    The input of an image that has not been opened is not known. Any recorded image of the same size in bytes may be equal; if
+    more than `MOST_OF_A_SIZE` have it, none is looked at, because the rows of all images would be read for every range.
 
     Args:
         spec: the kind.
@@ -39,7 +43,7 @@ def find_donors(spec: EmbeddingSpec, jobs: Sequence[Job], ledger: Ledger, *, pre
     inputs = {input_of(spec, job.facts, job.caption_fingerprint, pixels) for job in jobs}
     sizes = {signature_bytes(job.stat) for job in jobs if job.stat and job.facts is None}
     if spec.source == "pixels" and sizes:
-        inputs.update(row.pixel_input(pixels.color) for row in ledger.sources_of_sizes(sizes))
+        inputs.update(row.pixel_input(pixels.color) for row in ledger.sources_of_sizes(sizes, MOST_OF_A_SIZE))
     models = read_recorded_models(ledger, spec.kind)
     rows = list(ledger.files_of_inputs(spec.kind, sorted(each for each in inputs if each is not None)))
     damaged = damaged_files(ledger.problems([row.image_id for row in rows])) if rows else frozenset()

@@ -66,6 +66,11 @@ class Arrival(msgspec.Struct, frozen=True):
 
 SOURCES = Table("sources", SourceRow)
 ARRIVALS = Table("arrivals", Arrival)
+# The rows of each wanted size, from the index of signatures, unless there are too many. Only files of a file system have sizes.
+_OF_SIZES = f"""WITH wanted AS (
+    SELECT 'posix:' || value || ':' AS low, 'posix:' || value || ';' AS high FROM json_each(?))
+SELECT {SOURCES.columns} FROM wanted CROSS JOIN sources ON signature >= low AND signature < high
+WHERE (SELECT count(*) FROM (SELECT 1 FROM sources WHERE signature >= low AND signature < high LIMIT ?)) <= ?"""
 _RECORD = stamped(SOURCES, "image_id", "sources.fingerprint = excluded.fingerprint", added=True)
 
 
@@ -102,14 +107,16 @@ class Sources(Stamped):
         found = sorted(self._select(SOURCES, list(signatures), key="signature"), key=lambda row: row.image_id)
         return {row.stat: row for row in reversed(found)}
 
-    def sources_of_sizes(self, sizes: Iterable[int]) -> list[SourceRow]:
-        """Return the images whose files have one of these sizes in bytes. Reads every row."""
-        # A signature is `posix:<size>:…`; the conversion ends at the colon.
-        return list(self._select(SOURCES, sorted(set(sizes)), key="CAST(substr(signature, 7) AS INT)"))
+    def sources_of_sizes(self, sizes: Iterable[int], most: int) -> list[SourceRow]:
+        """Return the images whose files have one of these sizes in bytes, except of a size that more than `most` files have."""
+        rows = self._rows(_OF_SIZES, (json_of(sorted(set(sizes))), most + 1, most))
+        return list(SOURCES.rows(rows))
 
     def colours(self) -> dict[str, tuple[str | None, str]]:
         """Return the state of the colours, and the name of the description, by image id."""
-        return {i: (color, profile) for i, color, profile in self._rows("SELECT image_id, color, profile FROM sources")}
+        values: dict[tuple[str | None, str], tuple[str | None, str]] = {}  # each is in memory once
+        rows = self._rows("SELECT image_id, color, profile FROM sources")
+        return {image_id: values.setdefault((color, profile), (color, profile)) for image_id, color, profile in rows}
 
     def source_files(self) -> Iterator[tuple[str, str]]:
         """Yield id and file name of each image."""

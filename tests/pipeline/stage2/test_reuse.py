@@ -10,14 +10,18 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
+from imagemill.fs.fingerprints import posix_signature
+from imagemill.pipeline.stage2 import reuse
 from imagemill.pipeline.stage2.damage import damaged_file
 from imagemill.pipeline.stage2.plan import plan_for
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.pipeline.stage2.reuse import find_donors, mark_linkable
 from imagemill.store.inputs import PixelRule
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import IN_MEMORY, Ledger, SourceRow
 from imagemill.store.provenance import UNKNOWN
 from tests.helpers.passes import run_pass
 from tests.helpers.stage2 import photos, picture, surveyed, with_encoder, worker_of
@@ -112,6 +116,33 @@ def test_image_with_other_bytes_of_the_same_size_is_computed(root):
 
     assert (counts["linked"], counts["computed"]) == (0, 1)
     assert not path(root, "c").samefile(path(root, "a"))
+
+
+def test_copy_is_computed_if_many_images_have_its_size(root, monkeypatch):
+    """Their rows would be read for each range of images: the cost of a range would depend on the number of all images."""
+    monkeypatch.setattr(reuse, "MOST_OF_A_SIZE", 2)
+    shutil.copy(root.approved / "a.png", root.approved / "c.png")
+    assert embed(root)[0]["linked"] == 1, "two have it"
+    shutil.copy(root.approved / "a.png", root.approved / "d.png")
+
+    counts, _ = embed(root)
+
+    assert (counts["linked"], counts["computed"]) == (0, 1)
+    assert path(root, "d").read_bytes() == path(root, "a").read_bytes()
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.sets(st.integers(1, 30)), st.integers(0, 3))
+def test_rows_of_a_size_are_found_unless_there_are_too_many(sizes, wanted, most):
+    rows = [
+        SourceRow(f"i{n}", f"i{n}.png", posix_signature(size, n, n), "xxh3:0", 1, 1) for n, size in enumerate(sizes)
+    ]
+    with Ledger(IN_MEMORY) as ledger:
+        ledger.record_sources(rows)
+
+        found = ledger.sources_of_sizes(wanted, most)
+
+    expected = [row for row, size in zip(rows, sizes, strict=True) if size in wanted and sizes.count(size) <= most]
+    assert sorted(row.image_id for row in found) == sorted(row.image_id for row in expected)
 
 
 def test_equal_captions_share_a_state_and_its_mask(root):
