@@ -24,6 +24,8 @@ _sorting_encoder = msgspec.json.Encoder(order="sorted")
 
 # Lines are decoded in blocks of about this size, because a call costs as much as decoding a short line.
 _BLOCK_BYTES = 1 << 16
+# Bytes between two lines that are read rather than skipped.
+_GAP_BYTES = 1 << 14
 
 _T = TypeVar("_T")
 
@@ -79,6 +81,31 @@ class SpanReader:
         if file is None:
             file = self._files[span.path] = open(span.path, "rb", buffering=0)  # noqa: SIM115
         return os.pread(file.fileno(), span.length, span.offset)
+
+    def read_together(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        """Yield `read` of each span. Spans near each other, in this order, are read in one piece."""
+        for near in _near(spans):
+            first, last = near[0], near[-1]
+            piece = self.read(first._replace(length=last.offset + last.length - first.offset))
+            for span in near:
+                begin = span.offset - first.offset
+                yield piece[begin : begin + span.length]
+
+
+def _near(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """Yield runs of ascending spans of one file, with short gaps, which are no longer than `_BLOCK_BYTES` together."""
+    near: list[Span] = []
+    for span in spans:
+        if near and not (
+            span.path == near[-1].path
+            and 0 <= span.offset - near[-1].offset - near[-1].length < _GAP_BYTES
+            and span.offset + span.length - near[0].offset <= _BLOCK_BYTES
+        ):
+            yield near
+            near = []
+        near.append(span)
+    if near:
+        yield near
 
 
 def lines_with_offsets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

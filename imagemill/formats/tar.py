@@ -14,9 +14,11 @@ Reference: POSIX pax, "ustar Interchange Format".
 Spec: docs/spec/shards.md#updating-a-set
 """
 
+import functools
 import io
 import itertools
 import os
+import struct
 import tarfile
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -50,6 +52,7 @@ class DamagedFile(ImagemillError):
 Sample = tuple[str, Sequence[tuple[str, bytes | Path | KnownFile]]]
 
 BLOCK = 512
+_PLACE = struct.Struct("=QQ")
 _RECORD = 20 * BLOCK
 _END = bytes(2 * BLOCK)
 
@@ -71,13 +74,22 @@ class IndexEntry:
         key: the sample's key.
         offset: position of the first header.
         size: size of headers, values and padding of all members.
-        members: (suffix, offset, size) of the values alone.
+        suffixes: suffix of each member.
+        places: offset and size of the values of each member, packed, because a set has millions of them.
     """
 
     key: str
     offset: int
     size: int
-    members: tuple[tuple[str, int, int], ...] = ()
+    suffixes: tuple[str, ...] = ()
+    places: bytes = b""
+
+    @property
+    def members(self) -> tuple[tuple[str, int, int], ...]:
+        """(suffix, offset, size) of the values of each member; empty if only the sample's position is known."""
+        return tuple(
+            (suffix, *place) for suffix, place in zip(self.suffixes, _PLACE.iter_unpack(self.places), strict=True)
+        )
 
 
 # ---- writing
@@ -232,8 +244,8 @@ class _OpenSample:
     def fill(self, content: memoryview, offset: int) -> IndexEntry:
         """Write the sample into `content`, which is `size` bytes long; `offset` is its position in the shard."""
         position = 0
-        places = []
-        for suffix, header, size, values in self._members:
+        places = bytearray()
+        for _, header, size, values in self._members:
             start = position + len(header)
             end = start + size
             content[position:start] = header
@@ -242,10 +254,17 @@ class _OpenSample:
             else:
                 _read_exactly(values, content[start:end])
                 _refuse_damage(values, content[start:end])
-            places.append((suffix, offset + start, size))
+            places += _PLACE.pack(offset + start, size)
             position = end + _padding(size)
             content[end:position] = _END[: position - end]
-        return IndexEntry(self.key, offset, self.size, tuple(places))
+        suffixes = _shared(tuple([suffix for suffix, *_ in self._members]))
+        return IndexEntry(self.key, offset, self.size, suffixes, bytes(places))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first tuple that was equal to this one."""
+    return suffixes
 
 
 def _read_exactly(file: _OpenFile, place: memoryview) -> None:

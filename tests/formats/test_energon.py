@@ -8,6 +8,7 @@ tests/spec/test_shards_readback.py reads the index with energon itself.
 import itertools
 import json
 import sqlite3
+import struct
 import tarfile
 from contextlib import closing
 
@@ -160,7 +161,10 @@ def test_excluded_name_survives_brace_expansion(tmp_path_factory, key):
     folder = tmp_path_factory.mktemp("set")
 
     write_energon(
-        folder, [("shard.tar", [IndexEntry(key, 0, 512, (("json", 512, 0),))])], bucket=BUCKET, dead={("shard.tar", 0)}
+        folder,
+        [("shard.tar", [IndexEntry(key, 0, 512, ("json",), struct.pack("=QQ", 512, 0))])],
+        bucket=BUCKET,
+        dead={("shard.tar", 0)},
     )
 
     (name,) = read(folder, "split.yaml")["exclude"]

@@ -1,8 +1,10 @@
 """JSON lines, compared with the standard library's parser in a strict form."""
 
+import itertools
 import json
 import math
 import os
+from unittest import mock
 
 import msgspec
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from imagemill.formats import diff_writer, jsonl
 from imagemill.formats.jsonl import (
     Line,
+    Span,
+    SpanReader,
     encode_line,
     encode_sorted,
     parse_line,
@@ -359,3 +363,25 @@ def test_lines_that_mention_a_text_are_found_in_any_spelling_without_decoding_th
     assert [(line.number, line.value) for line in found] == [(2, {"id": "é"}), (3, {"id": "é"}), (4, None)]
     assert found == [line for line in jsonl.read_jsonl(path) if line.number > 1]
     assert b'{"id": "b"}' not in decoded[:3]
+
+
+@given(
+    st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b"")), min_size=1, max_size=12),
+    st.data(), st.integers(0, 30), st.integers(1, 60),
+)  # fmt: skip
+def test_spans_that_are_read_together_are_those_that_are_read_alone(tmp_path_factory, lines, data, gap, block):
+    """In any order, repeated, from two files."""
+    folder = tmp_path_factory.mktemp("files")
+    spans = []
+    for name in ("one", "two"):
+        (folder / name).write_bytes(b"".join(line + b"\n" for line in lines))
+        offsets = itertools.accumulate((len(line) + 1 for line in lines), initial=0)
+        spans += [
+            Span(folder / name, n, offset, len(line))
+            for n, (line, offset) in enumerate(zip(lines, offsets, strict=False))
+        ]
+    chosen = data.draw(st.lists(st.sampled_from(spans), max_size=20) | st.just(spans))
+    with mock.patch.multiple(jsonl, _GAP_BYTES=gap, _BLOCK_BYTES=block), SpanReader() as reader:
+        together = list(reader.read_together(chosen))
+
+    assert together == [span.read() for span in chosen]

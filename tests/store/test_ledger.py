@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.ledger.table import in_statements
 
+IDS = st.text("aé\"\\'%", min_size=1, max_size=3)
 OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
 
 
@@ -384,3 +386,21 @@ def test_changes_of_the_helper_do_not_count_as_those_of_another_connection(tmp_p
         with ledger.helper() as helper:
             helper.record_setting("a", "3")
         assert ledger.version_seen() != seen, "changed before the helper began"
+
+
+@given(
+    st.dictionaries(st.tuples(IDS, st.sampled_from([OLD, NEW])), st.sampled_from([None, 'a "source"', "é\x01"])),
+    st.lists(IDS, max_size=6), st.integers(1, 3),
+)  # fmt: skip
+def test_rows_of_some_images_are_those_among_the_rows_of_all(files, ids, together):
+    rows = [FileRow("k", image_id, stat, source, "content", "model") for (image_id, stat), source in files.items()]
+    with Ledger(IN_MEMORY) as ledger, mock.patch("imagemill.store.ledger.files._IDS_TOGETHER", together):
+        ledger.record_files(rows)
+        asked = [*dict.fromkeys([*ids, *(image_id for image_id, _ in list(files)[::2])])]
+
+        found = list(ledger.file_rows("k", asked))
+
+        assert {(row.image_id, row.stat): row for row in found} == {
+            key: row for key, row in ledger.files("k").items() if key[0] in asked
+        }
+        assert len(found) == len(set(found))

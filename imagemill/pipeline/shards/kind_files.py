@@ -5,7 +5,7 @@ Which records are packed is decided in readiness.py, whether a file is valid in 
 Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -48,18 +48,20 @@ class KindFiles:
     Args:
         store: the files on disk.
         listing: signatures of the files by image id.
-        rows: ledger rows of this kind, read before or after `listing` was taken.
         ledger: the ledger.
     """
 
-    def __init__(
-        self, store: NpyStore, listing: Mapping[str, FileSignature], rows: Iterable[FileRow], ledger: Ledger
-    ) -> None:
+    def __init__(self, store: NpyStore, listing: Mapping[str, FileSignature], ledger: Ledger) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
         self._pixels = PixelRule.read(ledger)
         self._of_caption = store.spec.source == "caption"
         self._listing = listing
+        self._unchanged: dict[str, FileRow] = {}
+
+    def look_up(self, ids: Sequence[str]) -> None:
+        """Read the ledger's rows of these images, to which `unchanged` and `find` apply from now on."""
+        rows, listing = self.ledger.file_rows(self.spec.kind, ids), self._listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def unchanged(self, image_id: str) -> FileRow | None:

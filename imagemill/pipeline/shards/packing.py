@@ -77,7 +77,7 @@ def plan_packing(
     found = find_ready(
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
         allow_preview=packing.allow_preview, on_ready=on_ready, listed=inventory.listed, in_force=inventory.in_force,
-        known=known.samples,
+        known=known.samples, loaded=False,
     )  # fmt: skip
     if packing.existing in _COMMANDED:
         _refuse_stage1(root, found)
@@ -88,7 +88,7 @@ def plan_packing(
         requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
         color=recorded_inputs(ledger.setting).color, colours=ledger.colours(), indices=known.indices,
     )  # fmt: skip
-    shard_set.records, shard_set.state = root.stage2_jsonl, state
+    shard_set.records, shard_set.ledger, shard_set.state = root.stage2_jsonl, ledger, state
     shard_set.images = str(root.approved) if isinstance(root.approved, ObjectFolder) else None
     return found, shard_set
 

@@ -7,8 +7,10 @@ wrote.
 Spec: docs/spec/shards.md#readiness
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,15 +30,23 @@ from imagemill.domain.stage2_records import (
 )
 from imagemill.domain.violations import Violation
 from imagemill.errors import ImagemillError, MissingInput
-from imagemill.formats.jsonl import SpanReader, encode_line, encode_sorted, parse_line, read_typed
+from imagemill.formats.jsonl import (
+    Span,
+    SpanReader,
+    decode_canonical,
+    encode_line,
+    encode_sorted,
+    parse_line,
+    read_typed,
+)
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.fs.fingerprints import FileSignature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, signature_bytes
 from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.shards.shard_sets import sample_digest
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
-from imagemill.pipeline.stage2.record_index import has_many, parse_record, read_recorded
-from imagemill.store.ledger import FileRow, Ledger, Problem
+from imagemill.pipeline.stage2.record_index import has_many, parse_record, read_recorded, unfinished
+from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import spec_in_force
 
 ASSET = "bucket_shards"
@@ -53,6 +63,9 @@ _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the im
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
 # The fields that packing needs, in the order of a PackingRecord.
 _PACKED = ("aspect_bucket", "t5_attention_mask", "height", "width", "caption")
+# Records whose files are looked up together.
+LOOKED_AT_ONCE = 8192
+
 # Malformed lines logged one by one; all of them are counted.
 _WARNINGS = 20
 _log = logging.getLogger(__name__)
@@ -62,16 +75,25 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     """One sample to be packed.
 
     `record`: the bytes of the json member. `files`: one ledger row per kind, in the order of the kinds; their
-    signatures and content fingerprints match the files on disk. `digest`: that of the present set, of a sample that is known to
-    have stayed as it is; record and mask are then empty until `load_sample`.
+    signatures and content fingerprints match the files on disk. `digest`: see `sample_digest`.
+
+    A sample that is not loaded has neither record, mask nor files, only `models`, the model keys of its files, and `size`, their
+    bytes. `load_samples` adds the others.
     """
 
     image_id: str
     bucket: str
-    record: bytes
-    mask: tuple[int, ...]
-    files: tuple[FileRow, ...]
+    record: bytes = b""
+    mask: tuple[int, ...] = ()
+    files: tuple[FileRow, ...] = ()
     digest: str = ""
+    models: tuple[str, ...] = ()
+    size: int = 0
+
+    @property
+    def model_keys(self) -> tuple[str, ...]:
+        """The model keys of its files, in the order of the kinds."""
+        return self.models or tuple(file.model_key for file in self.files)
 
 
 class KnownSample(NamedTuple):
@@ -105,6 +127,7 @@ def find_ready(
     listed: Mapping[EmbeddingSpec, Mapping[str, FileSignature]] = MappingProxyType({}),
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] | None = None,
     known: Mapping[str, KnownSample] = MappingProxyType({}),
+    loaded: bool = True,
 ) -> Readiness:
     """Read the records and match them with the files on disk.
 
@@ -119,6 +142,8 @@ def find_ready(
         listed: files of the kinds whose folder was listed already.
         in_force: kind as declared → kind with the data root's settings and contract; by default that of the recorded model.
         known: samples of present sets whose records and rows have not changed since; only their files are compared.
+        loaded: whether samples are loaded. Otherwise one takes about 300 bytes; a sample with an adopted file is loaded all the
+            same, and so are all samples if the file has other lines than plain records.
 
     Raises:
         MissingInput: if the record file does not exist.
@@ -132,65 +157,141 @@ def find_ready(
     if has_many(jsonl) and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
     tokens = mask_length(store.spec for store in stores)
-    latest: Mapping[str, PackingRecord | Violation | ReadySample]
-    latest = _latest_records(jsonl, found, tokens) if not known else {}
-    rows = [list(ledger.file_rows(store.spec.kind)) for store in stores]
-    kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), rows, strict=True)]
+    # In any other file, the lines of the index may be those of an interrupted writer, or without an `image_id`.
+    loaded = loaded or not (known or (read_recorded(jsonl).is_plain and not unfinished(jsonl).is_file()))
+    lines = _lines(jsonl, found, tokens, known=bool(known), loaded=loaded)
+    kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
-    if known:
-        stay = _with_files({i: sample for i, sample in known.items() if i not in left_out}, kinds)
-        latest = _records_but(stay, jsonl, found, tokens)
-    unknown = [item for item, record in latest.items() if not isinstance(record, ReadySample)]
-    sources = ledger.sources(unknown if known else None)
-    for item, record in latest.items():
-        if isinstance(record, ReadySample):
-            found.ready.append(record)
-            on_ready(found)
-            continue
-        if isinstance(record, Violation):
-            reason = _REASONS.get(record.rule, f"bad_{record.field}")
-            _skip(found, item, reason, record.message, record.remedy)
-            continue
-        if record.bucket not in chosen:
-            found.filtered += 1
-            continue
-        if item in left_out:
-            _skip(found, item, *left_out[item])
-            continue
-        source, files = sources.get(record.image_id), []
-        for kind in kinds:
-            file = kind.find(record, source)
-            if isinstance(file, Refusal):
-                _skip(found, record.image_id, *file)
-                break
-            files.append(file)
-        else:
-            found.ready.append(ReadySample(record.image_id, record.bucket, record.member, record.mask, tuple(files)))
-            on_ready(found)
+    models: dict[tuple[str, ...], tuple[str, ...]] = {}
+    with SpanReader() as reader:
+        while part := dict(itertools.islice(lines, LOOKED_AT_ONCE)):
+            for kind in kinds:
+                kind.look_up(list(part))
+            stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, models)
+            records = {
+                item: _verdict(jsonl, line.number, reader.read(line), found, tokens)[1]
+                if isinstance(line, Span)
+                else line
+                for item, line in part.items()
+                if item not in stay
+            }
+            sources = ledger.sources([item for item, record in records.items() if isinstance(record, PackingRecord)])
+            for item in part:
+                sample = stay.get(item)
+                if sample is None and (record := records[item]) is not None:
+                    sample = _judged(item, record, sources.get(item), kinds, chosen, left_out, found)
+                if sample is not None:
+                    found.ready.append(sample if loaded else _unloaded(sample, kinds, models))
+                    on_ready(found)
     found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
 
 
-def load_sample(sample: ReadySample, jsonl: Path) -> ReadySample:
-    """Return a sample with its record and mask, to be packed from its files.
+def _judged(
+    item: str,
+    record: PackingRecord | Violation,
+    source: SourceRow | None,
+    kinds: Sequence[KindFiles],
+    chosen: Set[str],
+    left_out: Mapping[str, tuple[str, str, str]],
+    found: Readiness,
+) -> ReadySample | None:
+    """Return the sample of a record; None if it is filtered or skipped, which is counted."""
+    if isinstance(record, Violation):
+        reason = _REASONS.get(record.rule, f"bad_{record.field}")
+        _skip(found, item, reason, record.message, record.remedy)
+        return None
+    if record.bucket not in chosen:
+        found.filtered += 1
+        return None
+    if item in left_out:
+        _skip(found, item, *left_out[item])
+        return None
+    files = []
+    for kind in kinds:
+        file = kind.find(record, source)
+        if isinstance(file, Refusal):
+            _skip(found, record.image_id, *file)
+            return None
+        files.append(file)
+    return ReadySample(item, record.bucket, record.member, record.mask, tuple(files))
+
+
+def load_samples(samples: Sequence[ReadySample], jsonl: Path, derived: Path, ledger: Ledger) -> list[ReadySample]:
+    """Return loaded samples, to be packed from their files.
 
     Raises:
-        ImagemillError: if its record has been changed since the packing was planned.
+        ImagemillError: if a record or a file has been changed since the packing was planned.
     """
-    if not sample.digest:
-        return sample
-    span = read_recorded(jsonl).lines.get(sample.image_id)
-    record = (span and parse_record(span.read())) or {}
-    loaded = msgspec.structs.replace(
-        sample, record=encode_sorted(record), mask=tuple(record.get("t5_attention_mask", ())), digest=""
-    )
-    if digest_of_files(loaded) != sample.digest:
+    ids = [sample.image_id for sample in samples if not sample.files]
+    if not ids:
+        return list(samples)
+    lines, specs = read_recorded(jsonl).lines, embedding_specs()
+    rows: list[dict[str, list[FileRow]]] = [defaultdict(list) for _ in specs]
+    for spec, of_kind in zip(specs, rows, strict=True):
+        for row in ledger.file_rows(spec.kind, ids):
+            of_kind[row.image_id].append(row)
+    places = [(derived / spec.folder, of_kind) for spec, of_kind in zip(specs, rows, strict=True)]
+    masks = usual_masks()
+    with SpanReader() as reader:
+        found = [image_id for image_id in ids if image_id in lines]
+        raw = dict(zip(found, reader.read_together([lines[image_id] for image_id in found]), strict=True))
+
+    def load(sample: ReadySample) -> ReadySample:
+        image_id = sample.image_id
+        files = tuple([_row_of_file(folder, of_kind[image_id]) for folder, of_kind in places])
+        if None not in files:
+            record, mask = _packed(raw.get(image_id, b""), masks)
+            loaded = msgspec.structs.replace(sample, record=record, mask=mask, files=files)
+            if digest_of_files(loaded) == sample.digest:
+                return loaded
         raise ImagemillError(
-            f"the record of {sample.image_id} was changed while shards were packed",
+            f"the record of {image_id}, or a file of it, was changed while shards were packed",
             where=jsonl,
             do="run the same command again",
         )
-    return loaded
+
+    return [sample if sample.files else load(sample) for sample in samples]
+
+
+def _row_of_file(folder: Path, rows: Sequence[FileRow]) -> FileRow | None:
+    """Return the row of an image's file: if it has several because its file was replaced, that of the present one."""
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    try:
+        present = file_signature(folder / f"{rows[0].image_id}{SUFFIX}")
+    except OSError:
+        return None
+    return next((row for row in rows if row.stat == present), None)
+
+
+def _packed(raw: bytes, masks: Mapping[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]:
+    """Return the json member and the mask of a record, from its line without ending; empty if it is no record."""
+    (record,) = decode_canonical(raw + b"\n", DECODER)
+    if not isinstance(record, bytes):
+        mask = bytes(record.t5_attention_mask)
+        return encode_sorted(record), masks.get(mask) or tuple(msgspec.json.decode(mask))
+    value = parse_record(raw) or {}
+    return encode_sorted(value), tuple(value.get("t5_attention_mask", ()))
+
+
+def _unloaded(
+    sample: ReadySample, kinds: Sequence[KindFiles], models: dict[tuple[str, ...], tuple[str, ...]]
+) -> ReadySample:
+    """Return a sample without record, mask and files, if the ledger has the rows of its files. `models`: see `_light`."""
+    files = sample.files
+    if not files or not all(kind.unchanged(sample.image_id) is file for kind, file in zip(kinds, files, strict=True)):
+        return sample
+    return _light(sample.image_id, sample.bucket, digest_of_files(sample), files, models)
+
+
+def _light(
+    image_id: str, bucket: str, digest: str, files: Sequence[FileRow], models: dict[tuple[str, ...], tuple[str, ...]]
+) -> ReadySample:
+    """Return a sample that is not loaded. `models`: model keys of other samples, of which equal ones are shared."""
+    keys = tuple([file.model_key for file in files])
+    size = sum([signature_bytes(file.stat) for file in files])
+    return ReadySample(image_id, bucket, digest=digest, models=models.setdefault(keys, keys), size=size)
 
 
 def digest_of_files(sample: ReadySample) -> str:
@@ -245,35 +346,34 @@ def _latest_records(jsonl: Path, found: Readiness, tokens: int) -> dict[str, Pac
     return latest
 
 
-def _with_files(known: Mapping[str, KnownSample], kinds: Sequence[KindFiles]) -> dict[str, ReadySample]:
+def _with_files(
+    known: Mapping[str, KnownSample], kinds: Sequence[KindFiles], models: dict[tuple[str, ...], tuple[str, ...]]
+) -> dict[str, ReadySample]:
     """Return those of these known samples whose files are the ones of their rows."""
     found = {}
     for image_id, (bucket, digest) in known.items():
-        files = tuple([kind.unchanged(image_id) for kind in kinds])
+        files = [kind.unchanged(image_id) for kind in kinds]
         if None not in files:
-            found[image_id] = ReadySample(image_id, bucket, b"", (), files, digest)  # type: ignore[arg-type]
+            found[image_id] = _light(image_id, bucket, digest, files, models)  # type: ignore[arg-type]
     return found
 
 
-def _records_but(
-    stay: Mapping[str, ReadySample], jsonl: Path, found: Readiness, tokens: int
-) -> dict[str, PackingRecord | Violation | ReadySample]:
-    """Return what `_latest_records` does, and the samples that stay instead of their records, which are not read.
+def _lines(
+    jsonl: Path, found: Readiness, tokens: int, *, known: bool, loaded: bool
+) -> Iterator[tuple[str, PackingRecord | Violation | Span]]:
+    """Yield the last record of each id, or the violation found in it, in file order; only its position if samples are `known`.
 
-    The file consists of plain records with different ids, see known_samples.py.
+    Unless samples are to be loaded, the file consists of plain records with different ids.
     """
-    latest: dict[str, PackingRecord | Violation | ReadySample] = {}
+    if loaded and not known:
+        return iter(_latest_records(jsonl, found, tokens).items())
     lines = read_recorded(jsonl).lines
     found.total_records = len(lines)
-    with SpanReader() as reader:
-        for image_id, span in lines.items():
-            if image_id in stay:
-                latest[image_id] = stay[image_id]
-                continue
-            item, record = _verdict(jsonl, span.number, reader.read(span), found, tokens)
-            if record is not None:
-                latest[item] = record
-    return latest
+    if known:
+        return iter(lines.items())
+    # The ids of the index, so that each is in memory once.
+    records = zip(lines, _records(jsonl, found, tokens), strict=False)
+    return ((known_id if known_id == item else item, record) for known_id, (_, item, record) in records if record)
 
 
 def _records(jsonl: Path, found: Readiness, tokens: int) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:

@@ -8,7 +8,7 @@ Refusing a damaged file while packing is in formats/tar.py; its ledger row is ha
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import has_content
 from imagemill.pipeline.shards.copies import find_copies
-from imagemill.pipeline.shards.shard_plan import BucketPlan
+from imagemill.pipeline.shards.readiness import ReadySample
 
 # Kind and image id of a file.
 FileKey = tuple[str, str]
@@ -38,11 +38,11 @@ class RottenFiles:
         return {image_id for kind, image_id in self.files if (kind, image_id) not in self.copies}
 
 
-def find_rotten(plan: BucketPlan, derived: Path, output: Path) -> RottenFiles:
-    """Read every file of the plan's new samples, and look up copies of the damaged ones in all sets below `output`."""
+def find_rotten(loaded: Iterable[ReadySample], derived: Path, output: Path) -> RottenFiles:
+    """Read every file of these samples, and look up copies of the damaged ones in all sets below `output`."""
     damaged = [
         (spec, row)
-        for sample in plan.packed
+        for sample in loaded
         for spec, row in zip(embedding_specs(), sample.files, strict=True)
         if not has_content(derived / spec.folder / f"{row.image_id}.npy", row.content)
     ]

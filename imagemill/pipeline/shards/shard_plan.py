@@ -7,6 +7,7 @@ Spec: docs/spec/shards.md#updating-a-set
 """
 
 import random
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,11 @@ import msgspec
 
 from imagemill.config import REPACK_SHARE
 from imagemill.domain.buckets import BUCKETS
+from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.inputs import IGNORE, SRGB, ColorSetting
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.pipeline.colours import ColourCounts, count_colours
-from imagemill.pipeline.shards.readiness import ReadySample, load_sample
+from imagemill.pipeline.shards.readiness import ReadySample, load_samples
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import (
     INDEX,
@@ -38,7 +40,7 @@ from imagemill.pipeline.shards.shard_sets import (
     set_members,
 )
 from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, cut, digest_of, is_thin, plan_update
-from imagemill.store.ledger import PackedSets
+from imagemill.store.ledger import Ledger, PackedSets
 from imagemill.text.close_names import name_hint
 
 # Treatment of existing shards:
@@ -139,7 +141,7 @@ class PackPlan:
 
     `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption. `color`: how pixels
     are read. `colours`: state and name of the colours by image id, for the manifests; None states nothing.
-    `images`: URL of the photographs, if they are in object storage. `records`: the file of records, to load known samples.
+    `images`: URL of the photographs, if they are in object storage. `records`, `ledger`: what samples are loaded from.
     `state`: what the run has seen, for `record_packed`; None if the next run is not to continue from it.
     """
 
@@ -152,12 +154,19 @@ class PackPlan:
     colours: Mapping[str, tuple[str | None, str]] | None = None
     images: str | None = None
     records: Path | None = None
+    ledger: Ledger | None = None
     state: PackedSets | None = None
     _tars: dict[str, dict[str, int]] = field(default_factory=dict)
+    _loading: threading.Lock = field(default_factory=threading.Lock)
 
-    def loaded(self, sample: PlannedSample) -> PlannedSample:
-        """Return a sample with its record if it is packed from its files. Raises as `load_sample`."""
-        return load_sample(sample, self.records) if self.records and isinstance(sample, ReadySample) else sample
+    def loaded(self, samples: Sequence[PlannedSample], derived: Path) -> list[PlannedSample]:
+        """Return the samples; those that are packed from their files are loaded. Raises as `load_samples`."""
+        if self.records is None or self.ledger is None:
+            return list(samples)
+        ready = [sample for sample in samples if isinstance(sample, ReadySample)]
+        with self._loading:  # tars are written concurrently
+            loaded = iter(load_samples(ready, self.records, derived, self.ledger))
+        return [next(loaded) if isinstance(sample, ReadySample) else sample for sample in samples]
 
     def colours_of(self, ids: Iterable[str]) -> ColourCounts | None:
         """Return the colours of the images of a set."""
@@ -232,7 +241,6 @@ def plan_shards(
         given = msgspec.structs.replace(recorded, **(requested or {})) if recorded else parameters
         groups.setdefault(given, []).append(bucket)
     plans: list[BucketPlan] = []
-    digests: dict[str, str] = {}
     for given, group in groups.items():
         of_buckets: dict[str, list[ReadySample]] = {bucket: [] for bucket in group}
         chosen = [sample for sample in ready if sample.bucket in of_buckets]
@@ -241,18 +249,14 @@ def plan_shards(
         for sample in chosen[: given.limit]:
             of_buckets[sample.bucket].append(sample)
         for bucket, samples in of_buckets.items():
-            of_bucket = {sample.image_id: digest_of(sample) for sample in samples}
-            digest = set_digest(of_bucket.values())
-            digests |= of_bucket
+            digest = set_digest(map(digest_of, samples))
             plans.append(BucketPlan(bucket, SetChange(cut(samples, given.shard_size)), digest, given, tuple(samples)))
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
     shard_set = PackPlan(output, plans, existing, color=color, colours=colours)
     if existing in INCREMENTAL and existing != "withdraw":
-        shard_set.plans = [
-            _as_update(shard_set, plan, repack_share, digests, indices.get(plan.bucket)) for plan in plans
-        ]
+        shard_set.plans = [_as_update(shard_set, plan, repack_share, indices.get(plan.bucket)) for plan in plans]
     return shard_set
 
 
@@ -260,12 +264,11 @@ def _as_update(
     shard_set: PackPlan,
     plan: BucketPlan,
     repack_share: float,
-    digests: Mapping[str, str],
     index: Sequence[IndexLine] | None,
 ) -> BucketPlan:
     """Return the plan as a change of the present set, or from scratch if no set is there or it cannot be continued.
 
-    `digests`: of the samples, by image id. `index`: that of the present set; None if it has not been read.
+    `index`: that of the present set; None if it has not been read.
     """
     folder, existing = bucket_folder(shard_set.output, plan.bucket), shard_set.existing
     manifest = read_manifest(folder)
@@ -278,7 +281,7 @@ def _as_update(
     planned = {sample.image_id: sample for sample in plan.ready}
     try:
         present = _present(folder, manifest, index)
-        change = plan_update(*present, planned, plan.parameters.shard_size, lambda sample: digests[sample.image_id])
+        change = plan_update(*present, planned, plan.parameters.shard_size)
     except ImagemillError:
         return replace(plan, scratch="index", updates=True)
     if why := _why_from_scratch(plan, manifest, change, repack_share):
@@ -326,10 +329,11 @@ def _withdrawals(plans: Sequence[BucketPlan], output: Path, withdrawn: Set[str])
 
 def _of_the_models(samples: Iterable[ReadySample], manifest: Manifest) -> Iterator[ReadySample]:
     """Yield the samples that may join a set without another change: its models made them, and it has no limit."""
-    keys = {kind: entry.key for kind, entry in manifest.provenance.items()}
+    recorded = {kind: entry.key for kind, entry in manifest.provenance.items()}
+    kinds = [spec.kind for spec in embedding_specs()]
     if manifest.parameters.limit is None:
         for sample in samples:
-            if {file.kind: file.model_key for file in sample.files} == keys:
+            if dict(zip(kinds, sample.model_keys, strict=True)) == recorded:
                 yield sample
 
 

@@ -42,6 +42,7 @@ from imagemill.fs.atomic import sync_folder, temporary_path
 from imagemill.fs.fingerprints import RunningFingerprint, fingerprint_file, signature_bytes
 from imagemill.fs.swap import remove_folder, replace_folder
 from imagemill.pipeline.shards.conflicts import stays
+from imagemill.pipeline.shards.readiness import ReadySample
 from imagemill.pipeline.shards.rotten_files import FileKey, RottenFiles, find_rotten
 from imagemill.pipeline.shards.shard_manifest import (
     FORMAT,
@@ -172,7 +173,8 @@ def write_bucket(
             plan = plan.from_files(damage.tar)
         except DamagedFile:
             break
-    rotten = find_rotten(plan, derived, shard_set.output)
+    packed = (sample for tar in plan.shards for sample in shard_set.loaded(tar, derived))
+    rotten = find_rotten((each for each in packed if isinstance(each, ReadySample)), derived, shard_set.output)
     rest = plan.without(rotten.lost)
     if rest.total:
         writer.copies = rotten.copies
@@ -326,7 +328,7 @@ class _SetWriter:
     def _write_one(
         self, path: Path, old: Path, planned: Sequence[PlannedSample], present: Mapping[str, ShardEntry]
     ) -> _Tar:
-        samples = [self.shard_set.loaded(sample) for sample in planned]
+        samples = self.shard_set.loaded(planned, self.derived)
         for name in {sample.shard for sample in samples if isinstance(sample, IndexLine)}:
             _refuse_damaged(old / name, present[name].checksum)
         checksum = RunningFingerprint()
@@ -393,7 +395,7 @@ def _repeats(sample: PlannedSample) -> int | msgspec.UnsetType:
 
 def sample_bytes(sample: PlannedSample) -> int:
     """Return the bytes that a sample adds to a tar; if it is packed from its files, those of its arrays."""
-    if isinstance(sample, IndexLine):
+    if isinstance(sample, IndexLine) or not sample.files:
         return sample.size
     return sum([signature_bytes(file.stat) for file in sample.files])
 
@@ -431,7 +433,7 @@ def _provenance(plan: BucketPlan, identities: Mapping[str, ModelIdentity]) -> di
     """Return the provenance by kind; `unknown_maker` counts samples with an adopted file."""
     by_kind = {}
     for n, spec in enumerate(embedding_specs()):
-        keys = [sample.files[n].model_key for sample in plan.ready or ()]
+        keys = [sample.model_keys[n] for sample in plan.ready or ()]
         unknown = keys.count(UNKNOWN) + keys.count(UNKNOWN_PREVIEW)
         entry = ModelEntry(unknown_maker=unknown, declared_as=spec.declared_as or msgspec.UNSET)
         if made := identities.get(spec.kind):

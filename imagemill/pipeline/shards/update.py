@@ -11,7 +11,7 @@ Plans are made in shard_plan.py and written by shard_writer.py.
 Spec: docs/spec/shards.md#updating-a-set
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from imagemill.pipeline.shards.readiness import ReadySample, digest_of_files
@@ -52,7 +52,6 @@ def plan_update(
     dead: Set[tuple[str, int]],
     planned: Mapping[str, PlannedSample],
     size: int,
-    digest: Callable[[PlannedSample], str] | None = None,
 ) -> SetChange:
     """Compare a set with the samples that it is to contain.
 
@@ -61,9 +60,7 @@ def plan_update(
         dead: places of samples with a tombstone, which sets of earlier releases have.
         planned: image id → sample, in the order of new samples.
         size: most samples of a tar.
-        digest: returns the digest of a planned sample; unset: `digest_of`.
     """
-    digest = digest or digest_of
     tars: list[TarPlan] = []
     placed: set[str] = set()
     changed = removed = 0
@@ -75,7 +72,7 @@ def plan_update(
                 continue
             placed.add(line.image_id)
             sample = planned[line.image_id]
-            same = digest(sample) == line.digest
+            same = digest_of(sample) == line.digest
             samples.append(line if same else sample)
             changed += not same
         if samples:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+from unittest import mock
 
 import msgspec
 import pytest
@@ -20,9 +21,9 @@ from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.known_samples import known_samples, record_packed, state_before
 from imagemill.pipeline.shards.packing import PackRequest, plan_packing
-from imagemill.pipeline.shards.readiness import load_sample
+from imagemill.pipeline.shards.readiness import find_ready, load_samples
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder
-from imagemill.pipeline.shards.shard_writer import write_bucket
+from imagemill.pipeline.shards.shard_writer import sample_bytes, write_bucket
 from imagemill.pipeline.shards.update import digest_of
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.store.ledger import Ledger
@@ -81,7 +82,7 @@ def ledger(root):
 
 def shown(found, shard_set):
     """Return what both ways of planning must agree in."""
-    ready = [(s.image_id, s.bucket, digest_of(s), s.files) for s in found.ready]
+    ready = [(s.image_id, s.bucket, digest_of(s), s.model_keys, sample_bytes(s)) for s in found.ready]
     counts = found.total_records, found.filtered, found.skipped_incomplete
     plans = [
         (p.bucket, p.digest, p.parameters, p.scratch, p.updates, p.is_from_scratch, p.change.added, p.change.changed,
@@ -91,21 +92,32 @@ def shown(found, shard_set):
     return ready, counts, sorted(found.problems, key=lambda p: p.item), found.adopted, plans
 
 
+@contextlib.contextmanager
+def known_noted():
+    """Yield the set of known samples whose records are not looked at within the block."""
+    noted, with_files = set(), readiness._with_files
+    with mock.patch.object(
+        readiness, "_with_files", lambda *given: (found := with_files(*given), noted.update(found))[0]
+    ):
+        yield noted
+
+
 def assert_same_as_of_all_records(root, ledger):
     """Plan with and without known samples, compare, and write; return the known samples that were packed from their files."""
     before = ledger.packed(root.shards)
-    few = plan(root, ledger)
+    with known_noted() as stayed:
+        few = plan(root, ledger)
     ledger.record_packed(msgspec.structs.replace(before, parameters=""))
-    whole = plan(root, ledger)
-    assert not any(sample.digest for sample in whole[0].ready)
+    with known_noted() as of_all_records:
+        whole = plan(root, ledger)
+    assert not of_all_records
     ledger.record_packed(before)
     assert shown(*few) == shown(*whole)
-    loaded = {s.image_id for p in few[1].plans for s in p.packed if s.digest}
+    loaded = {s.image_id for p in few[1].plans for s in p.packed} & stayed
     ledger.record_files(few[0].adopted, made=False)
     write(root, ledger, few[1])
-    assert packed_samples(root) == {
-        s.image_id: (s.bucket, load_sample(s, root.stage2_jsonl).record) for s in whole[0].ready
-    }
+    samples = load_samples(whole[0].ready, root.stage2_jsonl, root.derived, ledger)
+    assert packed_samples(root) == {s.image_id: (s.bucket, s.record) for s in samples}
     return loaded
 
 
@@ -246,10 +258,11 @@ def test_changes_in_any_order(root, ledger, seed):
 
 def test_known_samples_are_packed_from_their_files_if_the_set_is_packed_from_scratch(root, ledger):
     ledger.record_captions([])
-    _, shard_set = plan_packing(
-        Inventory(root), CONFIG, ledger, PackRequest(BUCKETS, root.shards, "update", requested={"shard_size": 3})
-    )
-    assert {s.image_id for p in shard_set.plans for s in p.packed if s.digest} == set(IMAGES)
+    with known_noted() as stayed:
+        _, shard_set = plan_packing(
+            Inventory(root), CONFIG, ledger, PackRequest(BUCKETS, root.shards, "update", requested={"shard_size": 3})
+        )
+    assert {s.image_id for p in shard_set.plans for s in p.packed} == set(IMAGES) == stayed
     before = packed_samples(root)
 
     write(root, ledger, shard_set)
@@ -279,8 +292,8 @@ def test_record_that_changes_between_plan_and_packing_is_not_packed(root, ledger
     found, _ = plan(root, ledger)
     edit_records(root, ledger, merged=False)
 
-    with pytest.raises(ImagemillError, match="the record of a was changed while shards were packed"):
-        load_sample(found.ready[0], root.stage2_jsonl)
+    with pytest.raises(ImagemillError, match="the record of a, or a file of it, was changed while shards were packed"):
+        load_samples(found.ready, root.stage2_jsonl, root.derived, ledger)
 
 
 @pytest.mark.parametrize(("existing", "left"), [("update", "efgh"), ("withdraw", "adefgh"), ("repack", "efgh")])
@@ -311,8 +324,9 @@ def test_run_that_left_a_sample_out_leaves_the_change_for_the_next(root, ledger)
 
     assert [file for result in results for file in result.rotten.files] == [(T5.kind, "b")]
     assert known(root, ledger) == set("efgh")
-    found, _ = plan(root, ledger)
-    assert {sample.image_id for sample in found.ready if not sample.digest} == set("abcd")
+    with known_noted() as stayed:
+        plan(root, ledger)
+    assert stayed == set("efgh")
 
 
 def test_only_records_that_are_not_known_are_read(root, ledger, monkeypatch):
@@ -325,3 +339,30 @@ def test_only_records_that_are_not_known_are_read(root, ledger, monkeypatch):
     plan(root, ledger)
 
     assert read == [2]
+
+
+LINES = {
+    "nothing": lambda lines: [],
+    "a record of its image path": lambda lines: [json.dumps({"image_path": "data/approved/a.png"})],
+    "an earlier record again": lambda lines: [lines[0].replace("noise called a", "another caption")],
+    "no object": lambda lines: ["{"],
+}
+
+
+@pytest.mark.parametrize("place", ["in the file", "in that of an interrupted writer"])
+@pytest.mark.parametrize("name", LINES)
+def test_records_of_any_file_are_packed_as_they_were_planned(root, ledger, name, place):
+    """The index of the records may then contain other lines than the plan."""
+    lines = root.stage2_jsonl.read_text().splitlines()
+    text = "".join(f"{line}\n" for line in LINES[name](lines))
+    if place == "in the file":
+        with root.stage2_jsonl.open("a") as file:
+            file.write(text)
+    else:
+        root.stage2_jsonl.with_name(f"{root.stage2_jsonl.name}.tmp").write_text(text)
+    found = find_ready(root.stage2_jsonl, root.derived, ledger, buckets=BUCKETS)
+
+    _, shard_set = plan_packing(Inventory(root), CONFIG, ledger, PackRequest(BUCKETS, root.shards, "replace"))
+    write(root, ledger, shard_set)
+
+    assert packed_samples(root) == {sample.image_id: (sample.bucket, sample.record) for sample in found.ready}
