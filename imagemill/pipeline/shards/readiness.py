@@ -77,8 +77,8 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
     `record`: the bytes of the json member. `files`: one ledger row per kind, in the order of the kinds; their
     signatures and content fingerprints match the files on disk. `digest`: see `sample_digest`.
 
-    A sample that is not loaded has neither record, mask nor files, only `models`, the model keys of its files, and `size`, their
-    bytes. `load_samples` adds the others.
+    A sample that is not loaded has no record, no mask and no files, only `models`, the model keys of its files, and `size`, their
+    bytes. `load_samples` adds the rest.
     """
 
     image_id: str
@@ -266,9 +266,9 @@ def _row_of_file(folder: Path, rows: Sequence[FileRow]) -> FileRow | None:
 
 
 def _packed(raw: bytes, masks: Mapping[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]:
-    """Return the json member and the mask of a record, from its line without ending; empty if it is no record."""
-    (record,) = decode_canonical(raw + b"\n", DECODER)
-    if not isinstance(record, bytes):
+    """Return the json member and the mask of a record, from its line without ending; empty if it is not one record."""
+    found = decode_canonical(raw + b"\n", DECODER)
+    if len(found) == 1 and not isinstance(record := found[0], bytes):
         mask = bytes(record.t5_attention_mask)
         return encode_sorted(record), masks.get(mask) or tuple(msgspec.json.decode(mask))
     value = parse_record(raw) or {}

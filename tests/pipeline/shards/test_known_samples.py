@@ -26,6 +26,7 @@ from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder
 from imagemill.pipeline.shards.shard_writer import sample_bytes, write_bucket
 from imagemill.pipeline.shards.update import digest_of
 from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.store.ledger import Ledger
 from tests.helpers.stage2 import embed, photos, write_records
 
@@ -291,6 +292,17 @@ def test_known_samples_of_a_damaged_tar_are_packed_from_their_files(root, ledger
 def test_record_that_changes_between_plan_and_packing_is_not_packed(root, ledger):
     found, _ = plan(root, ledger)
     edit_records(root, ledger, merged=False)
+
+    with pytest.raises(ImagemillError, match="the record of a, or a file of it, was changed while shards were packed"):
+        load_samples(found.ready, root.stage2_jsonl, root.derived, ledger)
+
+
+def test_file_of_records_that_is_replaced_while_it_is_read_is_noticed(root, ledger, monkeypatch):
+    """The positions of the lines are then those of the earlier file: here, a piece of the new one with two lines."""
+    found, _ = plan(root, ledger)
+    spans = read_recorded(root.stage2_jsonl).lines
+    two = spans["a"]._replace(length=spans["a"].length + 1 + spans["b"].length)
+    monkeypatch.setattr(readiness, "read_recorded", lambda jsonl: Recorded(lines={**spans, "a": two}))
 
     with pytest.raises(ImagemillError, match="the record of a, or a file of it, was changed while shards were packed"):
         load_samples(found.ready, root.stage2_jsonl, root.derived, ledger)
