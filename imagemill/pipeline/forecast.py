@@ -236,7 +236,7 @@ class Forecast:
                     free=free,
                     where=together[0].folder,
                     why=", ".join(f"{as_size(need.bytes)} for {need.count:,} {need.kind}" for need in together),
-                    do=_remedy(together, _fitting(self._of_images[device], left)),
+                    do=_remedy(together, _fitting(self._of_images.get(device, ()), left)),
                 )
 
 
