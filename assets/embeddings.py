@@ -95,9 +95,11 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
                 for own in encoders.options_of_devices(spec)
             ]
             options = each[0]
-            options["store"].sweep()
             size = options["settings"].batch_size
             inventory = session.inventory()
+            if spec.kind not in inventory.swept:
+                options["store"].sweep()
+                inventory.swept.add(spec.kind)
             inventory.worked_on.update(ids)
             scan = inventory.scan
             if isinstance(config, CaptionedConfig):

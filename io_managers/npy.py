@@ -42,8 +42,10 @@ from resources.dagster_internals.events import (
 from resources.data_root import DataRootResource
 from resources.keys import APPROVED_IMAGES, asset_name
 
-# Most partitions that are looked up by name, which for more takes longer than to list those of the asset.
+# Partitions that are looked up by name together.
 LOOKED_UP = 1000
+# To look up a partition takes about as long as to list so many.
+LISTED_MEANWHILE = 8
 
 # Detail and remedy of a partition without an image.
 _ABSENT = ("no image in approved/ has this id", "restore the image, or leave the partition out")
@@ -75,7 +77,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 failed = self._drain(context, obj, ledger, events, counts, made)
                 if made.images:
                     events.observe(made.figures())
-                _report_sources(context.step_context.instance, plan, ledger)
+                _report_sources(context.step_context.instance, plan, ledger, len(obj.present))
                 stuck = finish(ledger, obj.store, obj.present)
                 failed |= set(stuck)
                 counts.update("failed" for _ in stuck)
@@ -173,7 +175,11 @@ class NpyIOManager(dg.ConfigurableIOManager):
         if not obj.plan.done:
             return
         instance = context.step_context.instance
-        known = frozenset() if announced(context) else _materialized(instance, context.asset_key, obj.plan.done)
+        known = (
+            frozenset()
+            if announced(context)
+            else _materialized(instance, context.asset_key, obj.plan.done, len(obj.present))
+        )
         news = [image_id for image_id in obj.plan.done if image_id not in known]
         rows = ledger.files(obj.store.spec.kind, news)
         for image_id in news:
@@ -234,7 +240,7 @@ def _report(events: StreamedEvents, row: FileRow, used: _OfModel, sources: Mappi
     )
 
 
-def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger) -> None:
+def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger, total: int) -> None:
     """Report the approved images that were opened: those unknown to Dagster, and those read again in this step.
 
     Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in the
@@ -243,19 +249,24 @@ def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: L
     """
     opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
     reread = {job.image_id for job in plan.jobs if job.facts is None}
-    known = _materialized(instance, APPROVED_IMAGES, list(opened))
+    known = _materialized(instance, APPROVED_IMAGES, list(opened), total)
     news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]
     if news:
         together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
         report_without_run(instance, [*map(_source_event, news), together])
 
 
-def _materialized(instance: dg.DagsterInstance, asset_key: dg.AssetKey, partitions: Sequence[str]) -> Collection[str]:
-    """Return the partitions of an asset with a materialisation, at least those of these partitions."""
-    if not 0 < len(partitions) <= LOOKED_UP:
+def _materialized(
+    instance: dg.DagsterInstance, asset_key: dg.AssetKey, partitions: Sequence[str], total: int
+) -> Collection[str]:
+    """Return the partitions of an asset with a materialisation, at least those of these partitions. `total`: number of images."""
+    if len(partitions) > LOOKED_UP and LISTED_MEANWHILE * len(partitions) > total:
         return instance.get_materialized_partitions(asset_key)
-    materialized, log = dg.DagsterEventType.ASSET_MATERIALIZATION, instance.event_log_storage
-    return log.get_latest_storage_id_by_partition(asset_key, materialized, set(partitions)).keys()
+    materialized, log, found = dg.DagsterEventType.ASSET_MATERIALIZATION, instance.event_log_storage, set[str]()
+    for begin in range(0, len(partitions), LOOKED_UP):
+        part = set(partitions[begin : begin + LOOKED_UP])
+        found.update(log.get_latest_storage_id_by_partition(asset_key, materialized, part))
+    return found
 
 
 def _source_event(row: SourceRow) -> dg.AssetMaterialization:

@@ -16,7 +16,8 @@ import pytest
 
 from dagster_project import work
 from dagster_project.internals.instance import open_instance
-from imagemill.domain.embedding_specs import VAE
+from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2 import current_plans
 from tests.helpers.commands import called
 from tests.helpers.product import PROJECT
@@ -241,6 +242,8 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     """They look at whole folders: evaluating them after each range would make the cost of a range depend on the others."""
     monkeypatch.setattr(work, "IMAGES_PER_RUN", 1)
     ended = []
+    swept, sweep = [], NpyStore.sweep
+    monkeypatch.setattr(NpyStore, "sweep", lambda store: swept.append(store.folder) or sweep(store))
     ran = work.run_here
     monkeypatch.setattr(work, "run_here", lambda *args, **how: ended.append(ran(*args, **how)) or ended[-1])
 
@@ -248,6 +251,7 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
 
     assert done.code == 0
     assert [len(outcome.checks) for outcome in ended] == [0, 0, 6, 5]
+    assert sorted(swept) == sorted(root.derived / spec.folder for spec in embedding_specs()), "once each"
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}

@@ -14,6 +14,7 @@ from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger import Ledger
+from io_managers import npy
 from io_managers.embedding_results import FILES, INPUTS
 from resources.keys import APPROVED_IMAGES
 from tests.helpers.stage2 import embed, photos
@@ -126,6 +127,27 @@ def test_files_without_an_event_in_dagster_are_reported_once(data_root, instance
     for _ in range(2):
         assert materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True).success
     assert sorted(materialized(instance, "dinov3_npy")) == KEYS
+
+
+@pytest.mark.parametrize(("looked_up", "meanwhile"), [(2, 0), (2, 8), (100, 8)])
+def test_materialised_partitions_of_some_images_are_found_by_list_or_by_name(
+    instance, monkeypatch, looked_up, meanwhile
+):
+    """Of many images, the few of a range are looked up by their names, because a list grows with the data root."""
+    asset = dg.AssetKey("dinov3_npy")
+    for partition in "abcdefg":
+        instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=partition))
+    monkeypatch.setattr(npy, "LOOKED_UP", looked_up)
+    monkeypatch.setattr(npy, "LISTED_MEANWHILE", meanwhile)
+    listed, wanted = [], ["a", "x", "c", "y", "g"]
+    real = instance.get_materialized_partitions
+    monkeypatch.setattr(instance, "get_materialized_partitions", lambda key: listed.append(key) or real(key))
+
+    found = npy._materialized(instance, asset, wanted, 7)
+
+    assert set(found).intersection(wanted) == set("acg")
+    assert listed == ([asset] if looked_up < len(wanted) < 7 < meanwhile * len(wanted) else [])
+    assert not npy._materialized(instance, asset, [], 7)
 
 
 def test_replaced_file_is_reported_again(data_root, instance):

@@ -40,6 +40,7 @@ class Inventory:
         kept: the last plans that were made of this listing (current_plans.py).
         surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
+        swept: kinds whose folder a step has cleared of the files of dead processes.
         ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
         approved_ahead: the process that lists `approved/`, see `listing_ahead`.
     """
@@ -56,6 +57,7 @@ class Inventory:
     kept: Any = None
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
+    swept: set[str] = field(default_factory=set)
     ahead: tuple[list[EmbeddingSpec], Callable[[], list[dict[str, FileSignature]]]] | None = None
     approved_ahead: ListingAhead | None = None
 
