@@ -82,7 +82,8 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
     ) -> Leased:
         given, session = read_options(context, ImageOptions), data_root.session
         root, ledger, run_id = session.root, session.ledger, context.run.run_id
-        ids = [i for i in context.partition_keys if given.includes(i)]
+        keys = context.partition_keys  # read from the history each time
+        ids = [i for i in keys if given.includes(i)]
         if config.regenerate:
             regenerate(ledger, spec.kind, run_id, encoders.identify(spec))
             refresh(root, ledger)
@@ -129,7 +130,7 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             work = work_of(options["spec"], plan.jobs, sizes)
             return EmbeddingStream(options["store"], plan, rows, scan.sources.keys(), work, workers=len(each) > 1)
 
-        return Leased(ledger, spec.kind, context.partition_keys, run_id, plan)
+        return Leased(ledger, spec.kind, keys, run_id, plan)
 
     return embedding
 
