@@ -23,7 +23,7 @@ import tarfile
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +90,12 @@ class IndexEntry:
         return tuple(
             (suffix, *place) for suffix, place in zip(self.suffixes, _PLACE.iter_unpack(self.places), strict=True)
         )
+
+    def with_members(self, members: Iterable[tuple[str, int, int]]) -> "IndexEntry":
+        """Return the entry with these members, which are as those of `members`."""
+        found = tuple(members)
+        places = b"".join(_PLACE.pack(offset, size) for _, offset, size in found)
+        return replace(self, suffixes=_shared(tuple(suffix for suffix, _, _ in found)), places=places)
 
 
 # ---- writing

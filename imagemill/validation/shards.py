@@ -8,7 +8,7 @@ Spec: docs/spec/shards.md#updating-a-set, docs/spec/validation.md#checks
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,7 +168,7 @@ def _tars(
             yield from _shard(path, shard, index, manifest, compared)
             if elsewhere:
                 with suppress(ImagemillError):  # its sample is not where the index says, which is a finding
-                    shards[n] = (shard.name, [replace(each, members=members_of(path, each)) for each in shards[n][1]])
+                    shards[n] = (shard.name, [each.with_members(members_of(path, each)) for each in shards[n][1]])
     extra = {tar.name for tar in folder.glob("*.tar")} - {shard.name for shard in manifest.shards}
     for name in sorted(extra):
         yield finding("foreign_shard", "not named by the manifest", file=f"{folder.name}/{name}")

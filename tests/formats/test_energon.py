@@ -8,7 +8,6 @@ tests/spec/test_shards_readback.py reads the index with energon itself.
 import itertools
 import json
 import sqlite3
-import struct
 import tarfile
 from contextlib import closing
 
@@ -162,7 +161,7 @@ def test_excluded_name_survives_brace_expansion(tmp_path_factory, key):
 
     write_energon(
         folder,
-        [("shard.tar", [IndexEntry(key, 0, 512, ("json",), struct.pack("=QQ", 512, 0))])],
+        [("shard.tar", [IndexEntry(key, 0, 512).with_members([("json", 512, 0)])])],
         bucket=BUCKET,
         dead={("shard.tar", 0)},
     )
