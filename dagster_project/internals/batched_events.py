@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
@@ -55,13 +55,21 @@ BATCH_VARIABLE = "DAGSTER_EVENT_BATCH_SIZE"
 BATCH_SIZE = "1000"
 
 
+class _PartitionKeys(NamedTuple):
+    """The keys of a set of partitions, with the version of the database and the stamp that they were read at."""
+
+    version: object
+    stamp: tuple[object, ...]
+    keys: tuple[str, ...]
+
+
 class BatchedEventLog(SqlEventLogStorage):
     """Mixin in front of an event log storage: one transaction per batch of asset events, and cached partition keys."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Dagster passes batches only if this variable is set, in every process that writes events.
         os.environ.setdefault(BATCH_VARIABLE, BATCH_SIZE)
-        self._partition_keys: dict[str, tuple[object, tuple[str, ...]]] = {}
+        self._partition_keys: dict[str, _PartitionKeys] = {}
         self._json = EventJson() if EventJson else None
         self._has_tags = False
         super().__init__(*args, **options)
@@ -79,6 +87,10 @@ class BatchedEventLog(SqlEventLogStorage):
     def _stamp_columns(self, table: Table) -> Sequence[ColumnElement[Any]]:
         """Return columns of a query over a set's partition keys, whose row changes whenever a key is added or deleted."""
         raise NotImplementedError
+
+    def _version(self, connection: Connection) -> object:
+        """Return a value that changes whenever the database does, without a query; None if there is none."""
+        return None
 
     # ---- events
 
@@ -136,20 +148,17 @@ class BatchedEventLog(SqlEventLogStorage):
         """Return all keys, in order of registration. Cached, because a range run reads them 15 times (0.2 s each at 60,000)."""
         if DynamicPartitionsTable is None:
             return super().get_dynamic_partitions(partitions_def_name)
-        stamp = self._partitions_stamp(partitions_def_name)
-        known = self._partition_keys.get(partitions_def_name)
-        if known is None or known[0] != stamp:
-            known = stamp, tuple(super().get_dynamic_partitions(partitions_def_name))
-            self._partition_keys[partitions_def_name] = known
-        return list(known[1])
-
-    def _partitions_stamp(self, partitions_def_name: str) -> object:
-        assert DynamicPartitionsTable is not None
-        query = select(*self._stamp_columns(DynamicPartitionsTable)).where(
-            DynamicPartitionsTable.c.partitions_def_name == partitions_def_name
-        )
+        known, name = self._partition_keys.get(partitions_def_name), partitions_def_name
         with self.index_connection() as connection:
-            return tuple(connection.execute(query).one())
+            version = self._version(connection)
+            if known and version is not None and known.version == version:
+                return list(known.keys)
+            query = select(*self._stamp_columns(DynamicPartitionsTable))
+            found = connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one()
+        stamp = tuple(found)
+        keys = known.keys if known and known.stamp == stamp else tuple(super().get_dynamic_partitions(name))
+        self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
+        return list(keys)
 
     def get_existing_dynamic_partitions(
         self, partitions_def_name: str, partition_keys: Sequence[str]

@@ -232,6 +232,14 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         """
         return [func.max(table.c.id), table.c.partition, func.count()]
 
+    def _version(self, connection: Connection) -> object:
+        """Return the connection with its numbers of changes by others and by itself."""
+        ours = connection.connection.dbapi_connection
+        if not isinstance(ours, sqlite3.Connection):
+            return None
+        # The connection itself, because the numbers of another one would mean something else.
+        return ours, ours.execute("PRAGMA data_version").fetchone(), ours.total_changes
+
 
 def _stored(value: object) -> object:
     """Return a value as SQLAlchemy stores it in SQLite."""
