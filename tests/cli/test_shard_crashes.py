@@ -43,9 +43,8 @@ WRITER = """
     from imagemill.pipeline.shards.conflicts import refuse_conflicts
 
     root, shards = DataRoot(Path({root!r})), Path({shards!r})
-    with Ledger(root.ledger) as ledger:
-        request = PackRequest({buckets!r}, shards, {existing!r}, {{"shard_size": {size}}})
-        shard_set = plan_packing(Inventory(root), Config(), ledger, request)[1]
+    request = PackRequest({buckets!r}, shards, {existing!r}, {{"shard_size": {size}}})
+    shard_set = plan_packing(Inventory(root), Config(), Ledger(root.ledger), request)[1]
     shard_set.workers = 2
     refuse_conflicts(shard_set)
     packed = []
