@@ -89,7 +89,7 @@ class BatchedEventLog(SqlEventLogStorage):
         raise NotImplementedError
 
     def _version(self, connection: Connection) -> object:
-        """Return a value that changes whenever the database does, without a query; None if there is none."""
+        """Return a value that changes whenever the database does, without a query; None is unknown."""
         return None
 
     # ---- events
