@@ -89,7 +89,7 @@ class BatchedEventLog(SqlEventLogStorage):
         raise NotImplementedError
 
     def _version(self, connection: Connection) -> object:
-        """Return a value that changes whenever the database does, without a query; None is unknown."""
+        """Return a value that changes whenever the database does, for less than a query; None from a database without one."""
         return None
 
     # ---- events

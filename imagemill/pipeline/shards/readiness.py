@@ -9,7 +9,6 @@ Spec: docs/spec/shards.md#readiness
 
 import itertools
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +39,7 @@ from imagemill.formats.jsonl import (
     read_typed,
 )
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, signature_bytes
+from imagemill.fs.fingerprints import FileSignature, fingerprint, signature_bytes
 from imagemill.fs.listing import start_listing
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.shards.shard_sets import sample_digest
@@ -226,20 +225,15 @@ def load_samples(samples: Sequence[ReadySample], jsonl: Path, derived: Path, led
     ids = [sample.image_id for sample in samples if not sample.files]
     if not ids:
         return list(samples)
-    lines, specs = read_recorded(jsonl).lines, embedding_specs()
-    rows: list[dict[str, list[FileRow]]] = [defaultdict(list) for _ in specs]
-    for spec, of_kind in zip(specs, rows, strict=True):
-        for row in ledger.file_rows(spec.kind, ids):
-            of_kind[row.image_id].append(row)
-    places = [(derived / spec.folder, of_kind) for spec, of_kind in zip(specs, rows, strict=True)]
-    masks = usual_masks()
+    lines, masks = read_recorded(jsonl).lines, usual_masks()
+    rows = [_rows_of(NpyStore(derived / spec.folder, spec), ids, ledger) for spec in embedding_specs()]
     with SpanReader() as reader:
         found = [image_id for image_id in ids if image_id in lines]
         raw = dict(zip(found, reader.read_together([lines[image_id] for image_id in found]), strict=True))
 
     def load(sample: ReadySample) -> ReadySample:
         image_id = sample.image_id
-        files = tuple([_row_of_file(folder, of_kind[image_id]) for folder, of_kind in places])
+        files = tuple([of_kind.get(image_id) for of_kind in rows])
         if None not in files:
             record, mask = _packed(raw.get(image_id, b""), masks)
             loaded = msgspec.structs.replace(sample, record=record, mask=mask, files=files)
@@ -254,15 +248,14 @@ def load_samples(samples: Sequence[ReadySample], jsonl: Path, derived: Path, led
     return [sample if sample.files else load(sample) for sample in samples]
 
 
-def _row_of_file(folder: Path, rows: Sequence[FileRow]) -> FileRow | None:
-    """Return the row of an image's file: if it has several because its file was replaced, that of the present one."""
-    if len(rows) < 2:
-        return rows[0] if rows else None
-    try:
-        present = file_signature(folder / f"{rows[0].image_id}{SUFFIX}")
-    except OSError:
-        return None
-    return next((row for row in rows if row.stat == present), None)
+def _rows_of(store: NpyStore, ids: Sequence[str], ledger: Ledger) -> dict[str, FileRow]:
+    """Return the row of each image's file: if it has several because its file was replaced, that of the present one."""
+    rows = list(ledger.file_rows(store.spec.kind, ids))
+    found = {row.image_id: row for row in rows}
+    if len(found) < len(rows):
+        present = store.signatures(found)
+        found = {row.image_id: row for row in rows if present.get(row.image_id) == row.stat}
+    return found
 
 
 def _packed(raw: bytes, masks: Mapping[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]:
@@ -361,7 +354,7 @@ def _with_files(
 def _lines(
     jsonl: Path, found: Readiness, tokens: int, *, known: bool, loaded: bool
 ) -> Iterator[tuple[str, PackingRecord | Violation | Span]]:
-    """Yield the last record of each id, or the violation found in it, in file order; only its position if samples are `known`.
+    """Return the last record of each id, or the violation found in it, in file order; only its position if samples are `known`.
 
     Unless samples are to be loaded, the file consists of plain records with different ids.
     """

@@ -297,6 +297,18 @@ def test_record_that_changes_between_plan_and_packing_is_not_packed(root, ledger
         load_samples(found.ready, root.stage2_jsonl, root.derived, ledger)
 
 
+def test_row_of_an_earlier_file_is_not_that_of_a_sample(root, ledger):
+    """It stays if the process is killed that replaced the file. Rows are in order of their signatures."""
+    found, _ = plan(root, ledger)
+    (row,) = ledger.file_rows(T5.kind, ["a"])
+    for stat in ("posix:0:0:0", "posix:9:9:9"):
+        ledger.record_files([msgspec.structs.replace(row, stat=stat, content="xxh3:earlier")])
+
+    (loaded,) = load_samples(found.ready[:1], root.stage2_jsonl, root.derived, ledger)
+
+    assert (loaded.image_id, loaded.files[2]) == ("a", row)
+
+
 def test_file_of_records_that_is_replaced_while_it_is_read_is_noticed(root, ledger, monkeypatch):
     """The positions of the lines are then those of the earlier file: here, a piece of the new one with two lines."""
     found, _ = plan(root, ledger)
