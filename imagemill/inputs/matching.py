@@ -72,13 +72,24 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
         images: file names, which have extensions, by image id; of all images, also of refused ones.
         exact: compare with ids, letter by letter, only.
     """
-    found: dict[str, list[_Found]] = defaultdict(list)
+    found: dict[str, list[_Found]] = {}
+    # Nearly every image has one caption, which is named after it.
+    single: dict[str, CaptionFile] = {}
     result = Matched({}, [], {}, {}, {})
     index = _Index(images)
-    for name, base, (rank, plain) in texts:
-        # Nearly every caption is named after its image. An image file's name contains a dot.
+
+    def add(image_id: str, text: _Found) -> None:
+        first = single.pop(image_id, None)
+        found.setdefault(image_id, [_named_after(first)] if first else []).append(text)
+
+    for text in texts:
+        name, base, (rank, plain) = text
+        # An image file's name contains a dot.
         if base in images and (exact or "." not in base or base not in index.file_names):
-            found[base].append(_Found(False, rank, not plain, name))
+            if base in single or base in found:
+                add(base, _named_after(text))
+            else:
+                single[base] = text
             continue
         match = _Match([]) if exact else index.find(base)
         if not match.ids:
@@ -86,11 +97,10 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
         elif len(match.ids) > 1:
             result.shared[name] = match.ids
         else:
-            found[match.ids[0]].append(_Found(match.of_file, rank, 2 * match.level + (not plain), name))
+            add(match.ids[0], _Found(match.of_file, rank, 2 * match.level + (not plain), name))
+    result.by_image.update((image_id, (text.name,)) for image_id, text in single.items())
     for image_id, texts_of_one in found.items():
-        if len(texts_of_one) == 1:
-            result.by_image[image_id] = (texts_of_one[0].name,)
-        elif names := tuple(_chosen(texts_of_one, result)):
+        if names := tuple(_chosen(texts_of_one, result)):
             result.by_image[image_id] = names
     return result
 
@@ -102,6 +112,11 @@ class _Found(NamedTuple):
     rank: int
     distance: int
     name: str
+
+
+def _named_after(text: CaptionFile) -> _Found:
+    """Return a caption file whose name without extension is the id of its image."""
+    return _Found(False, text.extension.rank, not text.extension.plain, text.name)
 
 
 def _chosen(texts: Iterable[_Found], result: Matched) -> Iterator[str]:

@@ -21,8 +21,9 @@ from imagemill.fs.fingerprints import FileSignature, RunningFingerprint
 from imagemill.fs.folders import Folder, on_disk
 from imagemill.inputs.matching import PathIndex
 from imagemill.inputs.metadata.rows import BadRow, Columns, MetadataRow, Unreadable, format_of
-from imagemill.inputs.scan import MetadataFile, Scan, SourceFile
+from imagemill.inputs.scan import MetadataFile, Scan
 from imagemill.inputs.sidecars import BLANK, SIDECARS, caption_row, read_source, unusable_sidecars, with_known_mask
+from imagemill.inputs.sources import SourceFile
 from imagemill.store.ledger import FROM_METADATA, CaptionKey, CaptionRow, Ledger, Problem, fingerprint_texts
 from imagemill.text.units import counted
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,6 @@ from imagemill.domain.inputs import (
     HEIF_FORMATS,
     NEW_INPUTS,
     OFF,
-    ColorSetting,
     InputSettings,
     formats_text,
 )
@@ -59,7 +58,8 @@ from imagemill.inputs.listing import (
 )
 from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
-from imagemill.store.ledger import Problem, SourceRow
+from imagemill.inputs.sources import SourceFile, SourceTable
+from imagemill.store.ledger import Problem
 from imagemill.text.settings import described
 from imagemill.text.units import counted
 
@@ -80,30 +80,6 @@ _RECURSIVE: Final = "set inputs.recursive: true in imagemill.yaml to read it and
 
 # Extensions that trainers use for captions.
 _CAPTIONS: Final = frozenset({"txt", "caption"})
-
-
-class SourceFile(msgspec.Struct, frozen=True, gc=False):
-    """One approved image as listed.
-
-    Attributes:
-        image_id: its id.
-        file_name: its path below the folder, as on disk.
-        stat: its signature.
-        caption: the signatures of its caption files, joined by a space; None without one.
-        changed_ns: the latest of the modification and change times of the image and its captions, in nanoseconds.
-        captions: the paths of its caption files, the preferred one first.
-    """
-
-    image_id: str
-    file_name: str
-    stat: FileSignature
-    caption: FileSignature | None
-    changed_ns: int
-    captions: tuple[str, ...] = ()
-
-    def is_known(self, row: SourceRow | None, color: ColorSetting) -> bool:
-        """Return whether the ledger's row has this file's state, and everything that planning needs."""
-        return row is not None and row.stat == self.stat and row.is_read(color)
 
 
 class MetadataFile(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +111,7 @@ class Scan:
         sources: images that may be processed, in order of their paths.
         problems: one for every entry that is of no use.
         names: `fingerprint_names` of the paths of all entries, blank if only some ids were examined.
-        captions: paths of caption files that belong to an image, and of metadata files.
+        other_captions: paths of caption files that belong to an image that is none of `sources`, and of metadata files.
         companions: paths of masks and control images beside an image.
         ignored: paths of entries that are ignored.
         metadata: files with rows of captions.
@@ -143,15 +119,20 @@ class Scan:
         others: paths of the images among them.
     """
 
-    sources: dict[str, SourceFile]
+    sources: Mapping[str, SourceFile]
     problems: list[Problem]
     names: str = ""
-    captions: tuple[str, ...] = ()
+    other_captions: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     metadata: tuple[MetadataFile, ...] = ()
     elsewhere: int = 0
     others: frozenset[str] = frozenset()
+
+    @property
+    def captions(self) -> list[str]:
+        """Paths of caption files that belong to an image, and of metadata files."""
+        return [*(path for source in self.sources.values() for path in source.captions), *self.other_captions]
 
     @property
     def refused_images(self) -> list[Problem]:
@@ -387,11 +368,11 @@ def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Sc
 def _together(scans: list[Scan]) -> Scan:
     if len(scans) == 1:
         return scans[0]
-    sources = {source.file_name: source for scan in scans for source in scan.sources.values()}
+    places = sorted((source.file_name, n, i) for n, scan in enumerate(scans) for i, source in scan.sources.items())
     return Scan(
-        {sources[path].image_id: sources[path] for path in sorted(sources)},
+        SourceTable(scans[n].sources[image_id] for _, n, image_id in places),
         [problem for scan in scans for problem in scan.problems],
-        captions=tuple(path for scan in scans for path in scan.captions),
+        other_captions=tuple(path for scan in scans for path in scan.other_captions),
         companions=tuple(sorted(path for scan in scans for path in scan.companions)),
         ignored=tuple(path for scan in scans for path in scan.ignored),
         metadata=tuple(file for scan in scans for file in scan.metadata),
@@ -407,19 +388,14 @@ def _of_share(scan: Scan, share: ImageShare) -> Scan:
     def inside(path: str) -> bool:
         return share.has(image_id_of(path))
 
-    sources = {image_id: source for image_id, source in scan.sources.items() if share.has(image_id)}
+    sources = SourceTable(source for image_id, source in scan.sources.items() if share.has(image_id))
     others = [source for image_id, source in scan.sources.items() if image_id not in sources]
     of_all = {file.path for file in scan.metadata}
-    own, of_others = ({path for source in some for path in source.captions} for some in (sources.values(), others))
-    # A caption in neither set belongs to an image that is refused.
-    captions = (
-        path for path in scan.captions if path in own or path in of_all or (path not in of_others and inside(path))
-    )
     part = replace(
         scan,
         sources=sources,
         problems=[problem for problem in scan.problems if inside(problem.item)],
-        captions=tuple(captions),
+        other_captions=tuple(path for path in scan.other_captions if path in of_all or inside(path)),
         companions=tuple(filter(inside, scan.companions)),
         ignored=tuple(filter(inside, scan.ignored)),
         others=frozenset(source.file_name for source in others),
@@ -471,6 +447,35 @@ class _Use(NamedTuple):
         )
 
 
+class _FileNames(Mapping[str, list[str]]):
+    """File names of the images of a folder by stem, of refused ones last; a dict of them would take much memory.
+
+    Args:
+        images: images by stem.
+        refused: names of refused images by stem.
+        start: length of the folder's path.
+    """
+
+    def __init__(self, images: Mapping[str, list[Entry]], refused: Mapping[str, list[str]], start: int) -> None:
+        self._images, self._refused, self._start = images, refused, start
+
+    def __getitem__(self, stem: str) -> list[str]:
+        if stem not in self:
+            raise KeyError(stem)
+        names = [file.path[self._start :] for file in self._images.get(stem, ())]
+        return names + self._refused.get(stem, [])
+
+    def __contains__(self, stem: object) -> bool:
+        return stem in self._images or stem in self._refused
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._images
+        yield from (stem for stem in self._refused if stem not in self._images)
+
+    def __len__(self) -> int:
+        return len(self._images.keys() | self._refused.keys())
+
+
 class _Folder:
     """Entries of one folder, sorted by their names alone; then against each other.
 
@@ -492,6 +497,7 @@ class _Folder:
         self._metadata: list[Entry] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
+        self._names = _FileNames(self._images, self._refused, self._start)
         self._uses: dict[str, _Use] = {}  # by suffix, of which there are few
 
     def add(self, entry: Entry) -> None:
@@ -548,7 +554,10 @@ class _Folder:
     @property
     def ids(self) -> dict[str, str]:
         """The ids of its images, also of those that share theirs; each with the stem of its file's name."""
-        return {image_id_of(files[0].path): stem for stem, files in self._images.items()}
+        return {self._id_of(stem): stem for stem in self._images}
+
+    def _id_of(self, stem: str) -> str:
+        return image_id_of(self._images[stem][0].path) if self.prefix else stem
 
     def stems_like_nested_ids(self) -> set[str]:
         """Return the stems of images that look like ids of files in sub-folders."""
@@ -565,9 +574,7 @@ class _Folder:
             shared: paths of images by id, of ids that images in several folders have.
         """
         companions = self._take_companions() if self._inputs.companions else ()
-        images = {stem: [self._name(file) for file in files] for stem, files in self._images.items()}
-        for stem, files in self._refused.items():
-            images[stem] = images.get(stem, []) + files
+        images = self._names
         for name in self._tables:
             if stem_of(name) in images:
                 self._ignored.append(self.prefix + name)
@@ -575,20 +582,24 @@ class _Folder:
                 self._refuse(name, *_unused(self.prefix + name, "json", self._inputs))
         texts = (text for text, _ in self._texts.values())
         matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
-        sources = {}
+        sources = SourceTable(self._sources(matched, shared))
+        self._refuse_texts(matched, images)
+        metadata, used = self._metadata_in_use()
+        unused = [stem for stem in matched.by_image if stem not in self._images or self._id_of(stem) not in sources]
+        captions = (*(self.prefix + name for stem in unused for name in matched.by_image[stem]), *used)
+        return Scan(sources, self._problems, "", captions, companions, tuple(self._ignored), metadata)
+
+    def _sources(self, matched: Matched, shared: Mapping[str, list[str]]) -> Iterator[SourceFile]:
+        """Yield the images that may be processed; those of one id are problems."""
         for stem, files in self._images.items():
-            image_id = image_id_of(files[0].path) if self.prefix else stem
+            image_id = self._id_of(stem)
             paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
             if len(paths) > 1:
                 for file in files:
                     self._problems.append(_collision(file.path, [other for other in paths if other != file.path]))
             else:
                 captions = [self._texts[name][1] for name in matched.by_image.get(stem, ())]
-                sources[image_id] = _source(image_id, files[0], captions)
-        self._refuse_texts(matched, images)
-        metadata, used = self._metadata_in_use()
-        captions = (*(self.prefix + name for names in matched.by_image.values() for name in names), *used)
-        return Scan(sources, self._problems, "", captions, companions, tuple(self._ignored), metadata)
+                yield _source(image_id, files[0], captions)
 
     def _metadata_in_use(self) -> tuple[tuple[MetadataFile, ...], tuple[str, ...]]:
         """Return the metadata files of the folder by `captions.metadata: auto`, and the paths of those that are used."""
@@ -617,9 +628,8 @@ class _Folder:
         return entry.path[self._start :]
 
     def _take_companions(self) -> tuple[str, ...]:
-        # Compare with all stems before any is taken out.
-        present = self._images.keys() | self._refused.keys()
-        found = [stem for stem in self._images if is_companion(stem, present)]
+        # All are found before any is taken out.
+        found = [stem for stem in self._images if is_companion(stem, self._names)]
         return tuple(sorted(file.path for stem in found for file in self._images.pop(stem)))
 
     def _refuse_texts(self, matched: Matched, images: Mapping[str, list[str]]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from imagemill.domain.inputs import FIRST, JOIN, NEW_INPUTS, InputSettings, Lines, distinct_captions
 from imagemill.fs.fingerprints import FileSignature, fingerprint, signature_bytes
 from imagemill.fs.folders import READS_AHEAD, Folder, ObjectFolder
-from imagemill.inputs.scan import SourceFile
+from imagemill.inputs.sources import SourceFile
 from imagemill.store.ledger import FROM_METADATA, FROM_SIDECAR, CaptionRow, Ledger, Problem
 from imagemill.text.encodings import BadEncoding, decode_text
 

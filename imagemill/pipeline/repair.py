@@ -30,7 +30,8 @@ from imagemill.fs.atomic import temporary_path
 from imagemill.fs.fingerprints import fingerprint, fingerprint_file
 from imagemill.fs.folders import is_folder, on_disk
 from imagemill.fs.owners import living
-from imagemill.inputs.scan import SourceFile, scan_approved
+from imagemill.inputs.scan import scan_approved
+from imagemill.inputs.sources import SourceFile
 from imagemill.pipeline.shards.shard_sets import (
     bucket_folder,
     read_index,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from imagemill.config import read_config
 from imagemill.domain.embedding_specs import DINOV3, VAE, embedding_specs
-from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.scan import Scan
+from imagemill.inputs.sources import SourceFile
 from imagemill.pipeline.accounting import COUNTERS, ImageCounts, Standing, count_merge, embedded_images, progress_line
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2 import current_plans

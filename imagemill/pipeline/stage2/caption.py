@@ -27,8 +27,9 @@ from imagemill.domain.inputs import SRGB, ColorSetting, normalise_caption
 from imagemill.errors import ModelUnusable, Refused
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import Folder, SourceFolder
-from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import caption_row
+from imagemill.inputs.sources import SourceFile
 from imagemill.models import CAPTIONER, Captioner
 from imagemill.pipeline.batch_inference import Answer, Unanswered, answer_batch
 from imagemill.pipeline.prefetch import bounded_map

@@ -23,8 +23,9 @@ from imagemill.formats.images import decode, header_size
 from imagemill.formats.jsonl import Span, encode_line
 from imagemill.fs.fingerprints import FileSignature, fingerprint
 from imagemill.fs.folders import Folder, SourceFolder, file_bytes, reads_ahead
-from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS, caption_row
+from imagemill.inputs.sources import SourceFile
 from imagemill.models import CAPTIONER
 from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.stage2.inventory import Inventory

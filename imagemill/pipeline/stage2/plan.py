@@ -21,8 +21,9 @@ from imagemill.formats.jsonl import Span
 from imagemill.formats.npy import NpyStore
 from imagemill.formats.tar import StoredSample
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS
+from imagemill.inputs.sources import SourceFile
 from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded

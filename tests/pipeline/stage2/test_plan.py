@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, EmbeddingSpec, Refusal
 from imagemill.fs.fingerprints import posix_signature
-from imagemill.inputs.scan import Scan, SourceFile
+from imagemill.inputs.scan import Scan
+from imagemill.inputs.sources import SourceFile
 from imagemill.pipeline.stage2 import current_plans
 from imagemill.pipeline.stage2.current_plans import all_jobs, jobs_in_parts
 from imagemill.pipeline.stage2.plan import (
