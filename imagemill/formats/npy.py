@@ -24,7 +24,7 @@ from imagemill.errors import InvalidNpy
 from imagemill.fs.atomic import sweep_own_temporaries, sweep_temporaries, temporary_path
 from imagemill.fs.durable import begin_writing_back
 from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint, read_whole
-from imagemill.fs.listing import list_files
+from imagemill.fs.listing import FileListing, list_files
 from imagemill.fs.location import Location
 
 # NumPy is imported on first use: most commands list arrays without reading one.
@@ -393,9 +393,12 @@ class NpyStore:
         """Return the signature of an image's file."""
         return file_signature(self.path(image_id))
 
-    def listing(self) -> Mapping[str, FileSignature]:
-        """Return the existing files by image id, from one directory listing; empty if the folder does not exist."""
-        return list_files(self.folder, SUFFIX)
+    def listing(self, like: FileListing | None = None) -> FileListing:
+        """Return the existing files by image id, from one directory listing; empty if the folder does not exist.
+
+        `like`: the listing of another kind, which probably has files of the same images.
+        """
+        return list_files(self.folder, SUFFIX, like)
 
     def signatures(self, ids: Iterable[str]) -> dict[str, FileSignature]:
         """Return the signatures of the files of these images that exist."""

@@ -39,6 +39,12 @@ def posix_signature(size: int, mtime_ns: int, inode: int) -> FileSignature:
     return FileSignature(f"posix:{size}:{mtime_ns}:{inode}")
 
 
+def posix_fields(signature: FileSignature) -> tuple[int, int, int]:
+    """Return the values of `posix_signature`."""
+    _, size, mtime_ns, inode = signature.split(":")
+    return int(size), int(mtime_ns), int(inode)
+
+
 StoredSignature = FileSignature | tuple[int, int, int]
 """A stored signature. Earlier releases stored size, mtime in nanoseconds and inode as an array."""
 

@@ -4,15 +4,17 @@ Spec: docs/spec/conventions.md#completion
 """
 
 import errno
+import itertools
 import marshal
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from pathlib import Path
 
-from imagemill.fs.fingerprints import FileSignature, file_signature
+from imagemill.fs.fingerprints import FileSignature, posix_fields, posix_signature
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -24,16 +26,89 @@ def is_inside(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
-    """Return the signatures of the regular files (and links to such) with a suffix, by name without the suffix, sorted by name.
+class FileListing(Mapping[str, FileSignature]):
+    """Signatures of files by name, in order of the names. Each takes 24 bytes besides its name, and is made at its access.
 
-    A missing folder gives an empty result.
+    Args:
+        states: name, size in bytes, modification time in nanoseconds, and inode of each file, in order of the names.
+        like: another listing; if its names are the same, both share them.
     """
+
+    def __init__(self, states: Iterable[tuple[str, int, int, int]] = (), like: "FileListing | None" = None) -> None:
+        names: list[str] = []
+        self._columns = sizes, times, inodes = array("q"), array("q"), array("Q")
+        for name, size, time, inode in states:
+            names.append(name)
+            sizes.append(size)
+            times.append(time)
+            inodes.append(inode)
+        self._rows = like._rows if like is not None and list(like) == names else _rows(names)
+
+    def __getitem__(self, name: str) -> FileSignature:
+        return posix_signature(*self._state(name))
+
+    def _state(self, name: str) -> tuple[int, int, int]:
+        row = self._rows[name]
+        sizes, times, inodes = self._columns
+        return sizes[row], times[row], inodes[row]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keys(self) -> KeysView[str]:
+        """Return a view of the names."""
+        return self._rows.keys()
+
+    @classmethod
+    def of(cls, signatures: Mapping[str, FileSignature]) -> "FileListing":
+        """Return the listing of files with these signatures."""
+        return cls().renewed(frozenset(), signatures)
+
+    def renewed(self, names: Set[str], found: Mapping[str, FileSignature]) -> "FileListing":
+        """Return the listing after the files with these names were looked up again; `found` are those that exist."""
+        order = sorted(itertools.chain((name for name in self if name not in names), found))
+        states = ((name, *(posix_fields(found[name]) if name in found else self._state(name))) for name in order)
+        return FileListing(states, like=self)
+
+    def packed(self, like: "FileListing | None") -> tuple[list[str] | None, list[bytes]]:
+        """Return what `unpacked` with the same `like` makes the listing from, for another process."""
+        shared = like is not None and like._rows is self._rows
+        return None if shared else list(self), [column.tobytes() for column in self._columns]
+
+    @classmethod
+    def unpacked(cls, packed: tuple[list[str] | None, list[bytes]], like: "FileListing | None") -> "FileListing":
+        """Return the listing from `packed`."""
+        names, columns = packed
+        found = cls()
+        for column, values in zip(found._columns, columns, strict=True):
+            column.frombytes(values)
+        found._rows = like._rows if names is None and like is not None else _rows(names or [])
+        return found
+
+
+def _rows(names: Iterable[str]) -> dict[str, int]:
+    return dict(zip(names, itertools.count()))
+
+
+def list_files(folder: Path, suffix: str, like: FileListing | None = None) -> FileListing:
+    """List the regular files (and links to such) with a suffix, by name without it. A missing folder gives an empty listing.
+
+    `like`: a listing of another folder, which probably has the same names.
+    """
+    return FileListing(_states(folder, suffix), like)
+
+
+def _states(folder: Path, suffix: str) -> Iterator[tuple[str, int, int, int]]:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    found: dict[str, FileSignature] = {}
+        return
     regular, cut = stat.S_ISREG, -len(suffix)
     try:
         for name in sorted(name[:cut] for name in os.listdir(handle) if name.endswith(suffix)):
@@ -46,14 +121,21 @@ def list_files(folder: Path, suffix: str) -> dict[str, FileSignature]:
                     continue
                 raise
             if regular(status.st_mode):
-                found[name] = file_signature(status)
+                yield name, status.st_size, status.st_mtime_ns, status.st_ino
     finally:
         os.close(handle)
+
+
+def list_folders(folders: Iterable[Path], suffix: str) -> list[FileListing]:
+    """Return `list_files` of each folder; equal names are in memory once."""
+    found: list[FileListing] = []
+    for folder in folders:
+        found.append(list_files(folder, suffix, like=found[0] if found else None))
     return found
 
 
-def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dict[str, FileSignature]]]:
-    """Start `list_files` for these folders in a child process, and return the function that waits for the results.
+def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[FileListing]]:
+    """Start `list_folders` in a child process, and return the function that waits for the results.
 
     Listing 60,000 files takes 0.2 s; a thread would alternate with the caller. All folders share one process, which leaves the
     caller a core on a machine with two.
@@ -63,18 +145,22 @@ def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[dic
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
     )
 
-    def results() -> list[dict[str, FileSignature]]:
+    def results() -> list[FileListing]:
         listed, _ = process.communicate()
         if process.returncode:  # list again here, so that the error is raised in this process
-            return [list_files(folder, suffix) for folder in folders]
-        return marshal.loads(listed)
+            return list_folders(folders, suffix)
+        found: list[FileListing] = []
+        for packed in marshal.loads(listed):
+            found.append(FileListing.unpacked(packed, found[0] if found else None))
+        return found
 
     return results
 
 
 if __name__ == "__main__":
     suffix, *folders = sys.argv[1:]
-    sys.stdout.buffer.write(marshal.dumps([list_files(Path(folder), suffix) for folder in folders]))
+    listings = list_folders(map(Path, folders), suffix)
+    sys.stdout.buffer.write(marshal.dumps([each.packed(listings[0] if n else None) for n, each in enumerate(listings)]))
 
 
 def nearest_existing(path: Path) -> Path:

@@ -19,6 +19,7 @@ import msgspec
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.listing import FileListing
 from imagemill.inputs.row_captions import METADATA
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, is_image
 from imagemill.inputs.sidecars import SIDECARS
@@ -242,7 +243,7 @@ def problems_of_kind(inventory: Inventory, ledger: Ledger, spec: EmbeddingSpec) 
     held = _held(inventory, ledger, concerns)
     ids = sorted({problem.item for problem in held if problem.item in inventory.scan.sources})
     # List these files again: the inventory's listing may be from before this pass.
-    current = replace(inventory, listed={spec: inventory.store(spec).signatures(ids)})
+    current = replace(inventory, listed={spec: FileListing.of(inventory.store(spec).signatures(ids))})
     done = set(plan_for(spec, ids, current, ledger).done)
     return _sorted(_of_ledger(problem for problem in held if problem.item not in done))
 

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from imagemill.fs.fingerprints import posix_signature
-from imagemill.fs.listing import list_files, start_listing
+from imagemill.fs.fingerprints import FileSignature, posix_signature
+from imagemill.fs.listing import FileListing, list_files, list_folders, start_listing
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_folder_is_listed_alike_by_another_process(folder: Path, monkeypatch: py
     """The child process lists; this process must not."""
     expected = list_files(folder, ".npy")
     listings = start_listing([folder, folder / "nowhere"], ".npy")
-    monkeypatch.setattr("imagemill.fs.listing.list_files", None)
+    monkeypatch.setattr("imagemill.fs.listing._states", None)
 
     first, second = listings()
     assert list(first.items()) == list(expected.items())
@@ -60,3 +62,35 @@ def test_symlink_that_leads_back_to_itself_is_no_file(tmp_path):
     (tmp_path / "loop.npy").symlink_to("loop.npy")
 
     assert list(list_files(tmp_path, ".npy")) == ["a"]
+
+
+def test_folders_with_equal_names_share_them(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Three kinds have files of the same images; their names are in memory once, also if another process listed them."""
+    other = tmp_path_factory.mktemp("other")
+    for name in list_files(folder, ".npy"):
+        (other / f"{name}.npy").write_bytes(b"another size")
+    for first, second in (list_folders([folder, other], ".npy"), start_listing([folder, other], ".npy")()):
+        assert first != second
+        assert all(mine is theirs for mine, theirs in zip(first, second, strict=True))
+        assert second["a"].startswith("posix:12:")
+
+
+_STATES = st.tuples(st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1))
+_FILES = st.dictionaries(st.text(max_size=3), _STATES.map(lambda state: posix_signature(*state)), max_size=6)
+
+
+@given(files=_FILES, again=st.sets(st.text(max_size=3), max_size=4), found=_FILES)
+def test_listing_is_the_dict_of_signatures(
+    files: dict[str, FileSignature], again: set[str], found: dict[str, FileSignature]
+) -> None:
+    """Any size, time (also before 1970) and inode; sorted by name, also after some files are looked up again."""
+    found = {name: signature for name, signature in found.items() if name in again}
+    listing = FileListing.of(files)
+    assert list(listing.items()) == sorted(files.items())
+    assert listing.get("a file with a longer name") is None
+    renewed = listing.renewed(again, found)
+    expected = {name: signature for name, signature in files.items() if name not in again} | found
+    assert list(renewed.items()) == sorted(expected.items())
+    assert len(renewed) == len(expected)
+    assert FileListing.unpacked(renewed.packed(None), None) == renewed
+    assert FileListing.unpacked(renewed.packed(renewed), renewed) == renewed

@@ -3,7 +3,7 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import is_folder
-from imagemill.fs.listing import start_listing
+from imagemill.fs.listing import FileListing, start_listing
 from imagemill.inputs.scan import ListedFolder, ListingAhead, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
 from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
@@ -48,7 +48,7 @@ class Inventory:
     root: DataRoot
     ledger_version: int = 0
     _approved: ListedFolder | None = None
-    listed: dict[EmbeddingSpec, Mapping[str, FileSignature]] = field(default_factory=dict)
+    listed: dict[EmbeddingSpec, FileListing] = field(default_factory=dict)
     outdated: set[str] = field(default_factory=set)
     records_state: tuple[FileSignature | None, FileSignature | None] = (None, None)
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] = lambda spec: spec
@@ -58,7 +58,7 @@ class Inventory:
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
     swept: set[str] = field(default_factory=set)
-    ahead: tuple[list[EmbeddingSpec], Callable[[], list[dict[str, FileSignature]]]] | None = None
+    ahead: tuple[list[EmbeddingSpec], Callable[[], list[FileListing]]] | None = None
     approved_ahead: ListingAhead | None = None
 
     @property
@@ -132,16 +132,16 @@ class Inventory:
             stores = [self.store(spec) for spec in embedding_specs()]
             self.ahead = [store.spec for store in stores], start_listing([store.folder for store in stores], SUFFIX)
 
-    def files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
+    def files(self, spec: EmbeddingSpec) -> FileListing:
         """Return the signature of each file of a kind by image id."""
         if self.ahead:
             (specs, results), self.ahead = self.ahead, None
             self.listed.update(zip(specs, results(), strict=True))
         if spec not in self.listed:
-            self.listed[spec] = self.store(spec).listing()
+            self.listed[spec] = self.store(spec).listing(like=next(iter(self.listed.values()), None))
         return self.listed[spec]
 
-    def current_files(self, spec: EmbeddingSpec) -> Mapping[str, FileSignature]:
+    def current_files(self, spec: EmbeddingSpec) -> FileListing:
         """Return `files` with those that steps have made since the folder was listed."""
         self._refresh([spec.kind])
         return self.files(spec)
@@ -155,7 +155,5 @@ class Inventory:
         for spec in [spec for spec in self.listed if spec.kind in self.outdated and spec.kind in kinds]:
             listing = self.listed.pop(spec)
             if 10 * len(self.worked_on) < len(listing):
-                found = self.store(spec).signatures(self.worked_on)
-                kept = {image_id: stat for image_id, stat in listing.items() if image_id not in self.worked_on}
-                self.listed[spec] = dict(sorted({**kept, **found}.items()))
+                self.listed[spec] = listing.renewed(self.worked_on, self.store(spec).signatures(self.worked_on))
         self.outdated.difference_update(kinds)
