@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+from pathlib import Path
 from unittest import mock
 
 import msgspec
@@ -385,3 +386,24 @@ def test_spans_that_are_read_together_are_those_that_are_read_alone(tmp_path_fac
         together = list(reader.read_together(chosen))
 
     assert together == [span.read() for span in chosen]
+
+
+_SPANS = st.builds(
+    jsonl.Span, st.sampled_from([Path("a"), Path("b")]), st.integers(0, 2**46 - 1), st.integers(0, 2**56 - 1),
+    st.integers(0, 2**46 - 1),
+)  # fmt: skip
+
+
+@given(
+    first=st.dictionaries(st.text(max_size=2), _SPANS),
+    then=st.lists(st.tuples(st.text(max_size=2), st.none() | _SPANS)),
+)
+def test_table_of_spans_is_a_dict(first, then):
+    table, expected = jsonl.SpanTable(first.items()), dict(first)
+    for key, span in then:
+        if span is None:
+            assert table.pop(key, None) == expected.pop(key, None)
+        else:
+            table[key] = expected[key] = span
+    assert list(table.items()) == list(expected.items())
+    assert (len(table), table.keys(), table.get("abc")) == (len(expected), expected.keys(), None)

@@ -29,6 +29,7 @@ from imagemill.domain.stage2_records import (
 from imagemill.formats.jsonl import (
     Line,
     Span,
+    SpanTable,
     encode_line,
     encode_sorted,
     parse_line,
@@ -61,8 +62,8 @@ class Recorded:
     those that have several.
     """
 
-    lines: dict[str, Span] = field(default_factory=dict)
-    vectors: dict[str, Span] = field(default_factory=dict)
+    lines: SpanTable = field(default_factory=SpanTable)
+    vectors: SpanTable = field(default_factory=SpanTable)
     stage1: set[str] = field(default_factory=set)
     set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
     captions: dict[str, str] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Recorded:
         if not ids:
             return self
         lines, vectors = (
-            {i: span for i, span in spans.items() if i not in ids} for spans in (self.lines, self.vectors)
+            SpanTable((i, span) for i, span in spans.items() if i not in ids) for spans in (self.lines, self.vectors)
         )
         captions, several = (
             {i: text for i, text in texts.items() if i not in ids} for texts in (self.captions, self.several)
@@ -110,7 +111,7 @@ def read_recorded(jsonl: Path) -> Recorded:
     """Index the file and an interrupted writer's temporary file. Cached in this process until one of the two changes.
 
     Returns:
-        about 300 bytes per record; treat it as read-only.
+        about 300 bytes per record, with the fingerprint of its caption; treat it as read-only.
     """
     key = jsonl, state_of(jsonl)
     found = _LAST.get(key)

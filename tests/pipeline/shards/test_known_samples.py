@@ -16,7 +16,7 @@ from imagemill.config import Config
 from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE
 from imagemill.errors import ImagemillError
-from imagemill.formats.jsonl import read_jsonl
+from imagemill.formats.jsonl import SpanTable, read_jsonl
 from imagemill.formats.tar import read_shard
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.known_samples import known_samples, record_packed, state_before
@@ -314,7 +314,9 @@ def test_file_of_records_that_is_replaced_while_it_is_read_is_noticed(root, ledg
     found, _ = plan(root, ledger)
     spans = read_recorded(root.stage2_jsonl).lines
     two = spans["a"]._replace(length=spans["a"].length + 1 + spans["b"].length)
-    monkeypatch.setattr(readiness, "read_recorded", lambda jsonl: Recorded(lines={**spans, "a": two}))
+    monkeypatch.setattr(
+        readiness, "read_recorded", lambda jsonl: Recorded(lines=SpanTable({**spans, "a": two}.items()))
+    )
 
     with pytest.raises(ImagemillError, match="the record of a, or a file of it, was changed while shards were packed"):
         load_samples(found.ready, root.stage2_jsonl, root.derived, ledger)
