@@ -77,8 +77,8 @@ def _by_count(profiles: Mapping[str, int]) -> dict[str, int]:
 
 def colours_of(ledger: Ledger, present: Mapping[str, object], color: ColorSetting) -> tuple[ColourCounts, int]:
     """Return the colours of the present images, and the number of files of which only one of several pictures is used."""
-    colours = (known for image_id, known in ledger.colours().items() if image_id in present)
-    return count_colours(colours, color), sum(image_id in present for image_id in ledger.first_frames())
+    frames = sum(image_id in present for image_id in ledger.first_frames())
+    return sum_colours(ledger.colour_counts(present), color), frames
 
 
 # Texts about the values of a new data root, by setting.

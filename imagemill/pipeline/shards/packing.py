@@ -86,9 +86,9 @@ def plan_packing(
     shard_set = plan_shards(
         found.ready, packing.buckets, packing.output, parameters, packing.existing,
         requested=requested, withdrawn=ledger.ids("withdrawn"), repack_share=config.repack_share,
-        color=recorded_inputs(ledger.setting).color, colours=ledger.colours(), indices=known.indices,
+        color=recorded_inputs(ledger.setting).color, ledger=ledger, indices=known.indices,
     )  # fmt: skip
-    shard_set.records, shard_set.ledger, shard_set.state = root.stage2_jsonl, ledger, state
+    shard_set.records, shard_set.state = root.stage2_jsonl, state
     shard_set.images = str(root.approved) if isinstance(root.approved, ObjectFolder) else None
     return found, shard_set
 

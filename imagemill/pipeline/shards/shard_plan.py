@@ -8,7 +8,7 @@ Spec: docs/spec/shards.md#updating-a-set
 
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from imagemill.domain.buckets import BUCKETS
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.inputs import IGNORE, SRGB, ColorSetting
 from imagemill.errors import ImagemillError, WrongUsage
-from imagemill.pipeline.colours import ColourCounts, count_colours
+from imagemill.pipeline.colours import ColourCounts, sum_colours
 from imagemill.pipeline.shards.readiness import ReadySample, load_samples
 from imagemill.pipeline.shards.shard_manifest import Manifest
 from imagemill.pipeline.shards.shard_sets import (
@@ -140,8 +140,8 @@ class PackPlan:
     """The plans of all chosen buckets of one run.
 
     `workers`: number of tars written concurrently. `empty_captions`: folder of states of the empty caption. `color`: how pixels
-    are read. `colours`: state and name of the colours by image id, for the manifests; None states nothing.
-    `images`: URL of the photographs, if they are in object storage. `records`, `ledger`: what samples are loaded from.
+    are read. `images`: URL of the photographs, if they are in object storage. `records`, `ledger`: what samples are loaded from.
+    The ledger also has the colours of the images, for the manifests; None states nothing.
     `state`: what the run has seen, for `record_packed`; None if the next run is not to continue from it.
     """
 
@@ -151,7 +151,6 @@ class PackPlan:
     workers: int = 1
     empty_captions: Path | None = None
     color: ColorSetting = SRGB
-    colours: Mapping[str, tuple[str | None, str]] | None = None
     images: str | None = None
     records: Path | None = None
     ledger: Ledger | None = None
@@ -168,19 +167,20 @@ class PackPlan:
             loaded = iter(load_samples(ready, self.records, derived, self.ledger))
         return [next(loaded) if isinstance(sample, ReadySample) else sample for sample in samples]
 
-    def colours_of(self, ids: Iterable[str]) -> ColourCounts | None:
+    def colours_of(self, ids: Collection[str]) -> ColourCounts | None:
         """Return the colours of the images of a set."""
-        known = self.colours
-        return (
-            None if known is None else count_colours((known.get(image_id, (None, "")) for image_id in ids), self.color)
-        )
+        if self.ledger is None:
+            return None
+        known = self.ledger.colour_counts(ids)
+        unknown = len(ids) - sum(number for _, _, number in known)
+        return sum_colours([*known, (None, "", unknown)], self.color)
 
     def is_same(self, manifest: Manifest, plan: BucketPlan) -> bool:
         """Return whether a set has the samples and parameters of a plan, and states how pixels are read now.
 
         A manifest that states nothing is of the time of `ignore`.
         """
-        stated = self.colours is None or (manifest.pixels.color if manifest.pixels else IGNORE) == self.color
+        stated = self.ledger is None or (manifest.pixels.color if manifest.pixels else IGNORE) == self.color
         return stated and (manifest.digest, manifest.parameters) == (plan.digest, plan.parameters)
 
     def tars(self, bucket: str) -> dict[str, int]:
@@ -210,7 +210,7 @@ def plan_shards(
     withdrawn: Set[str] = frozenset(),
     repack_share: float = REPACK_SHARE,
     color: ColorSetting = SRGB,
-    colours: Mapping[str, tuple[str | None, str]] | None = None,
+    ledger: Ledger | None = None,
     indices: Mapping[str, Sequence[IndexLine]] = MappingProxyType({}),
 ) -> PackPlan:
     """Choose buckets, shuffle, limit, group, cut: in this order.
@@ -227,7 +227,7 @@ def plan_shards(
         withdrawn: ids that the user withdrew; they are not in `ready`.
         repack_share: an incremental update packs a set from scratch if more than this share of its tars would be thin.
         color: as for PackPlan.
-        colours: as for PackPlan.
+        ledger: as for PackPlan.
         indices: index of each present set that has been read already, by bucket.
 
     Raises:
@@ -254,7 +254,7 @@ def plan_shards(
     plans.sort(key=lambda plan: list(buckets).index(plan.bucket))
     if existing == "withdraw":
         plans = _withdrawals(plans, output, withdrawn)
-    shard_set = PackPlan(output, plans, existing, color=color, colours=colours)
+    shard_set = PackPlan(output, plans, existing, color=color, ledger=ledger)
     if existing in INCREMENTAL and existing != "withdraw":
         shard_set.plans = [_as_update(shard_set, plan, repack_share, indices.get(plan.bucket)) for plan in plans]
     return shard_set

@@ -306,7 +306,7 @@ class _SetWriter:
             empty_captions=empty,
             statistics=msgspec.convert(statistics_of(index), SetStatistics),
             crop=msgspec.convert(crop, CropStatistics | None),
-            pixels=self.shard_set.colours_of(line.image_id for line in index),
+            pixels=self.shard_set.colours_of([line.image_id for line in index]),
             repeats=summed_repeats(index),
             images=self.shard_set.images or msgspec.UNSET,
             parameters=plan.parameters,

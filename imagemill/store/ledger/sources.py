@@ -71,6 +71,8 @@ _OF_SIZES = f"""WITH wanted AS (
     SELECT 'posix:' || value || ':' AS low, 'posix:' || value || ';' AS high FROM json_each(?))
 SELECT {SOURCES.columns} FROM wanted CROSS JOIN sources ON signature >= low AND signature < high
 WHERE (SELECT count(*) FROM (SELECT 1 FROM sources WHERE signature >= low AND signature < high LIMIT ?)) <= ?"""
+_COLOURS = """SELECT color, profile, count(*) FROM sources
+WHERE image_id IN (SELECT value FROM json_each(?)) GROUP BY color, profile"""
 _RECORD = stamped(SOURCES, "image_id", "sources.fingerprint = excluded.fingerprint", added=True)
 
 
@@ -112,11 +114,9 @@ class Sources(Stamped):
         rows = self._rows(_OF_SIZES, (json_of(sorted(set(sizes))), most + 1, most))
         return list(SOURCES.rows(rows))
 
-    def colours(self) -> dict[str, tuple[str | None, str]]:
-        """Return the state of the colours, and the name of the description, by image id."""
-        values: dict[tuple[str | None, str], tuple[str | None, str]] = {}  # each is in memory once
-        rows = self._rows("SELECT image_id, color, profile FROM sources")
-        return {image_id: values.setdefault((color, profile), (color, profile)) for image_id, color, profile in rows}
+    def colour_counts(self, ids: Iterable[str]) -> list[tuple[str | None, str, int]]:
+        """Return the number of these images for each state of the colours and name of the description."""
+        return list(self._rows(_COLOURS, (json_of(list(ids)),)))  # type: ignore[arg-type]
 
     def source_files(self) -> Iterator[tuple[str, str]]:
         """Yield id and file name of each image."""

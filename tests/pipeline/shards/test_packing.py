@@ -1,5 +1,7 @@
 """Requests, their plans, and dry runs. Spec: docs/spec/shards.md#dry-run"""
 
+from contextlib import contextmanager
+
 import pytest
 
 from imagemill.config import Config, NearDuplicateSettings
@@ -61,15 +63,21 @@ def test_records_of_stage_1_beside_others_are_left_out_and_name_the_remedy(root)
     assert [(p.reason, p.remedy) for p in found.problems] == [("stage1", "run `imagemill run`: it migrates them")]
 
 
-def plan(root, *given, **asked):
+@contextmanager
+def planned(root, *given, **asked):
     with Ledger(root.ledger) as ledger:
-        return plan_packing(Inventory(root), Config(shard_size=3), ledger, packing(root, *given, **asked))[1]
+        yield plan_packing(Inventory(root), Config(shard_size=3), ledger, packing(root, *given, **asked))[1]
+
+
+def plan(root, *given, **asked):
+    with planned(root, *given, **asked) as shard_set:
+        return shard_set
 
 
 def pack(root, *given, **asked):
-    shard_set = plan(root, *given, **asked)
-    for bucket in shard_set.plans:
-        write_bucket(shard_set, bucket, root.derived, {})
+    with planned(root, *given, **asked) as shard_set:
+        for bucket in shard_set.plans:
+            write_bucket(shard_set, bucket, root.derived, {})
 
 
 def parameters(shard_set):
