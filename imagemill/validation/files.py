@@ -1,5 +1,6 @@
 """Validation of the npy files of one kind on disk, using the ledger's rows."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,14 +25,22 @@ def embedding_files(
         listing: the files that exist; unset: they are listed.
     """
     listing = store.listing() if listing is None else listing
-    unknown = listing.keys() - ledger.source_ids()
-    unread = {image_id for image_id, _ in listing.items() - ledger.file_states(store.spec.kind)} - unknown
-    sources = ledger.sources(sorted(unread))
     yield len(listing)
-    for image_id in sorted(unknown | unread):
-        at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
-        if image_id in unknown:
-            yield finding("unknown_image", "a file of an unknown image", **at)
-            continue
-        source = sources[image_id]
-        yield from check_file(store, image_id, (source.height, source.width), at)
+    names = iter(sorted(listing))
+    while part := list(itertools.islice(names, _LOOKED_UP_AT_ONCE)):
+        ids = part[0], part[-1]
+        unknown = set(part) - ledger.source_ids(*ids)
+        recorded = ledger.file_states(store.spec.kind, *ids)
+        unread = {image_id for image_id in part if (image_id, listing[image_id]) not in recorded} - unknown
+        sources = ledger.sources(sorted(unread))
+        for image_id in sorted(unknown | unread):
+            at: dict[str, Any] = {"file": store.folder.name, "item": image_id}
+            if image_id in unknown:
+                yield finding("unknown_image", "a file of an unknown image", **at)
+                continue
+            source = sources[image_id]
+            yield from check_file(store, image_id, (source.height, source.width), at)
+
+
+# Files whose rows are in memory together.
+_LOOKED_UP_AT_ONCE = 16_384

@@ -61,7 +61,7 @@ def test_caption_of_an_earlier_image_is_outdated(ledger):
     )
     ledger.record_captioned([Captioned("a", "xxh3:earlier", "model")])
 
-    assert ledger.captions().keys() == ledger.caption_fingerprints().keys() == {"b"}
+    assert ledger.captions().keys() == ledger.caption_fingerprints("a", "b").keys() == {"b"}
     assert list(ledger.source_files()) == [("a", "a.jpg")]
 
 

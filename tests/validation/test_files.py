@@ -11,6 +11,7 @@ import pytest
 from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import Ledger
+from imagemill.validation import files
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from tests.helpers.stage2 import stage2
@@ -86,3 +87,17 @@ def test_file_that_cannot_be_read_is_a_finding(root, monkeypatch):
 
 def test_folder_that_is_not_there_has_no_files(root):
     assert check(type(root)(root.path / "elsewhere")).checked == 0
+
+
+def test_many_files_are_looked_up_in_parts(root, monkeypatch):
+    """Each finding is that of its image, in order, whatever part it is in."""
+    monkeypatch.setattr(files, "_LOOKED_UP_AT_ONCE", 1)
+    folder = root.derived / VAE.folder
+    np.save(folder / "aa.npy", np.zeros(3))
+    np.save(folder / "c.npy", np.zeros(3))
+    (folder / "b.npy").write_bytes((folder / "b.npy").read_bytes()[:100])
+
+    report = check(root)
+
+    found = [(f.rule, f.item) for f in report.findings]
+    assert (report.checked, found) == (4, [("unknown_image", "aa"), ("truncated", "b"), ("unknown_image", "c")])

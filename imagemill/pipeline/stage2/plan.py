@@ -8,6 +8,7 @@ Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, d
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,9 @@ from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Prob
 from imagemill.store.provenance import model_key_of_adopted
 
 NOTHING_RECORDED = Recorded()
+
+# Images whose columns are in memory together.
+_COMPARED_AT_ONCE = 16_384
 
 OUTDATED_CAPTION = "its caption was generated for an earlier image of this name"
 
@@ -372,25 +376,31 @@ def complete_images(
 ) -> set[str]:
     """Return images that `plan_embedding` calls done in every kind; not all of them. `awaited`: images that are captioned first.
 
-    It compares columns of the ledger, which takes a fifth of the time of making rows of them.
+    It compares columns of the ledger, which takes a fifth of the time of making rows of them, those of some images at a time.
     """
-    sources, specs = inventory.scan.sources, [inventory.in_force(spec) for spec in specs]
+    specs = [inventory.in_force(spec) for spec in specs]
     rule, refuses = PixelRule.read(ledger), functools.cache(lambda *size: any(spec.refuses(*size) for spec in specs))
     ending = functools.cache(rule.ending)
-    pixels: dict[str, str] = {}
-    for image_id, signature, fingerprint, color, height, width in ledger.as_read():
-        source, end = sources.get(image_id), ending(color)
-        if source and source.stat == signature and end is not None and not refuses(height, width):
-            pixels[image_id] = fingerprint + end
-    complete = pixels.keys() - {problem.item for problem in ledger.problems()} - awaited
-    captions = ledger.caption_fingerprints()
-    for spec in specs:
-        listing, inputs = inventory.files(spec), captions if spec.source == "caption" else pixels
-        complete &= {
-            image_id
-            for image_id, signature, source in ledger.file_inputs(spec.kind)
-            if listing.get(image_id) == signature and inputs.get(image_id) == source
-        }
+    sources, left_out = inventory.scan.sources, awaited | {problem.item for problem in ledger.problems()}
+    listings = {spec: inventory.files(spec) for spec in specs}
+    complete: set[str] = set()
+    rows = ledger.as_read()
+    while part := list(itertools.islice(rows, _COMPARED_AT_ONCE)):
+        pixels: dict[str, str] = {}
+        for image_id, signature, fingerprint, color, height, width in part:
+            source, end = sources.get(image_id), ending(color)
+            if source and source.stat == signature and end is not None and not refuses(height, width):
+                pixels[image_id] = fingerprint + end
+        ids = part[0][0], part[-1][0]
+        captions, found = ledger.caption_fingerprints(*ids), pixels.keys() - left_out
+        for spec, listing in listings.items():
+            inputs = captions if spec.source == "caption" else pixels
+            found &= {
+                image_id
+                for image_id, signature, source in ledger.file_inputs(spec.kind, *ids)
+                if listing.get(image_id) == signature and inputs.get(image_id) == source
+            }
+        complete |= found
     return complete
 
 

@@ -196,9 +196,10 @@ class Captions(Stamped):
         """Return the captions by image id; those that a model generated from an earlier image only if `outdated`."""
         return {row.image_id: row for row in self._select(CAPTIONS, ids, "1" if outdated else f"NOT ({_OUTDATED})")}
 
-    def caption_fingerprints(self) -> dict[str, str]:
-        """Return the fingerprint of each caption that is not outdated, by image id."""
-        return dict(self._rows(f"SELECT image_id, fingerprint FROM captions WHERE NOT ({_OUTDATED})"))  # type: ignore[arg-type]
+    def caption_fingerprints(self, first: str, last: str) -> dict[str, str]:
+        """Return the fingerprint of each caption that is not outdated, by image id, from the first id to the last."""
+        where = f"image_id BETWEEN ? AND ? AND NOT ({_OUTDATED})"
+        return dict(self._rows(f"SELECT image_id, fingerprint FROM captions WHERE {where}", (first, last)))  # type: ignore[arg-type]
 
     def captioned_ids(self) -> set[str]:
         """Return the images with a caption that is not outdated."""

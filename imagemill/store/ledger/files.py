@@ -80,14 +80,19 @@ class Files(Stamped):
         statement = f"SELECT DISTINCT image_id FROM files WHERE kind = ? AND maker IN ({places}) ORDER BY image_id"
         return [image_id for (image_id,) in self._rows(statement, (kind, *model_keys))]
 
-    def file_states(self, kind: str) -> set[tuple[str, FileSignature]]:
-        """Return image id and signature of each valid file of a kind."""
-        return set(self._rows("SELECT image_id, signature FROM files WHERE kind = ?", (kind,)))  # type: ignore[arg-type]
+    def file_states(self, kind: str, first: str, last: str) -> set[tuple[str, FileSignature]]:
+        """Return image id and signature of each valid file of a kind, of the images from the first id to the last."""
+        where = "kind = ? AND image_id BETWEEN ? AND ?"
+        return set(self._rows(f"SELECT image_id, signature FROM files WHERE {where}", (kind, first, last)))  # type: ignore[arg-type]
 
-    def file_inputs(self, kind: str) -> Iterator[tuple[str, FileSignature, str]]:
-        """Yield image id, signature and source of each file of a kind that has a known source and is not superseded."""
-        where = "kind = ? AND maker != ? AND source IS NOT NULL"
-        return self._rows(f"SELECT image_id, signature, source FROM files WHERE {where}", (kind, SUPERSEDED))  # type: ignore[return-value]
+    def file_inputs(self, kind: str, first: str, last: str) -> Iterator[tuple[str, FileSignature, str]]:
+        """Yield image id, signature and source of each file of a kind that has a known source and is not superseded.
+
+        `first`, `last`: ids of the images, as for `file_states`.
+        """
+        where = "kind = ? AND image_id BETWEEN ? AND ? AND maker != ? AND source IS NOT NULL"
+        given = kind, first, last, SUPERSEDED
+        return self._rows(f"SELECT image_id, signature, source FROM files WHERE {where}", given)  # type: ignore[return-value]
 
     def files_of_inputs(self, kind: str, inputs: Iterable[str]) -> Iterator[FileRow]:
         """Yield the rows of a kind whose files were made from one of these inputs, given by their fingerprints."""

@@ -83,9 +83,10 @@ class Sources(Stamped):
         """Return the images by id, or only those of `ids`."""
         return {row.image_id: row for row in self._select(SOURCES, ids)}
 
-    def source_ids(self) -> set[str]:
-        """Return the ids of all images that were opened."""
-        return {image_id for (image_id,) in self._rows("SELECT image_id FROM sources")}
+    def source_ids(self, first: str = "", last: str | None = None) -> set[str]:
+        """Return the ids of all images that were opened, or of those from the first id to the last."""
+        where, given = ("1", ()) if last is None else ("image_id BETWEEN ? AND ?", (first, last))
+        return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE {where}", given)}
 
     def signatures_read(self, color: ColorSetting) -> set[tuple[str, FileSignature]]:
         """Return id and signature of each image of which everything is known that the setting needs (`SourceRow.is_read`)."""
@@ -123,8 +124,9 @@ class Sources(Stamped):
         return self._rows("SELECT image_id, file_name FROM sources")  # type: ignore[return-value]
 
     def as_read(self) -> Iterator[tuple[str, FileSignature, str, str | None, int, int]]:
-        """Yield id, signature, fingerprint, state of the colours, height and width of each image."""
-        return self._rows("SELECT image_id, signature, fingerprint, color, height, width FROM sources")  # type: ignore[return-value]
+        """Yield id, signature, fingerprint, state of the colours, height and width of each image, in order of their ids."""
+        columns = "image_id, signature, fingerprint, color, height, width"
+        return self._rows(f"SELECT {columns} FROM sources ORDER BY image_id")  # type: ignore[return-value]
 
     def forget_sources(self, ids: Iterable[str]) -> None:
         """Delete the rows of these images, which are then opened again."""
