@@ -7,6 +7,7 @@ Spec: docs/spec/stage2.md#record-fields
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +49,9 @@ from imagemill.store.ledger import (
 from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
+
+# Captions of records that are compared together.
+_ADOPTED_AT_ONCE = 16_384
 
 # Reasons about the records of images, which opening an image does not resolve.
 _OF_RECORDS = UNMIGRATED | {"missing_caption"}
@@ -170,32 +174,37 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
 
     If a record was edited since the last merge, its caption replaces the ledger's, whose text goes to the quarantine file.
     """
-    recorded, scan = inventory.recorded, inventory.scan
-    known, merged = ledger.caption_keys(), ledger.recorded_captions()
-    captioner = None if merged else read_identity(ledger, CAPTIONER)
+    captioner = None if ledger.has_recorded_captions() else read_identity(ledger, CAPTIONER)
     # If the ledger was lost, nothing shows which captions a preview model wrote: if one was used, none counts as real.
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
-    sidecars = {i: source.caption for i, source in scan.sources.items() if source.caption is not None}
-    without = {
-        i: row
-        for i, row in known.items()
-        if i in recorded.captions
-        and not (i in sidecars and row.stat == sidecars[i])
-        and not (i in scan.sources and row.origin == FROM_METADATA)
-    }
-    texts = recorded.texts
+    recorded = inventory.recorded
+    ids = iter(recorded.captions)
+    while part := list(itertools.islice(ids, _ADOPTED_AT_ONCE)):
+        _adopt_captions(part, origin, recorded, inventory, ledger)
+
+
+def _adopt_captions(ids: Sequence[str], origin: str, recorded: Recorded, inventory: Inventory, ledger: Ledger) -> None:
+    """Adopt the captions of these records. `origin`: of captions that the ledger lacks."""
+    sources, known, merged = inventory.scan.sources, ledger.caption_keys(ids), ledger.recorded_captions(ids)
+    texts = {i: recorded.several.get(i) or recorded.captions[i] for i in ids}
+
+    def has_another(key: CaptionKey) -> bool:
+        source = sources.get(key.image_id)
+        if source is None:
+            return False
+        return key.origin == FROM_METADATA or (source.caption is not None and key.stat == source.caption)
+
+    without = {i: row for i, row in known.items() if not has_another(row)}
     changed = (i for i, row in without.items() if texts[i] not in (row.of_texts, merged.get(i)))
     rows = {i: _recorded_caption(i, recorded.lines[i], FROM_RECORD, known[i]) for i in changed}
     edited = {i: row for i, row in rows.items() if row and row.of_texts != known[i].of_texts}
     _keep_replaced(inventory.root, recorded, ledger, edited.keys())
-    new = (_recorded_caption(i, recorded.lines[i], origin) for i in recorded.captions if i not in known)
+    new = (_recorded_caption(i, recorded.lines[i], origin) for i in ids if i not in known)
     with ledger.transaction():
         ledger.record_captions((*edited.values(), *(row for row in new if row)))
         # A kill may have separated the replacement of the file from these rows.
         agreed = {
-            i: row.of_texts
-            for i, row in known.items()
-            if texts.get(i) == row.of_texts and merged.get(i) != row.of_texts
+            i: row.of_texts for i, row in known.items() if texts[i] == row.of_texts and merged.get(i) != row.of_texts
         }
         ledger.note_recorded_captions(agreed)
         gone = (i for i, row in without.items() if row.stat and texts[i] == row.of_texts)

@@ -142,13 +142,17 @@ _KEYS = Table("captions", CaptionKey, conflict=BOOL, texts=_TEXTS)
 class Captions(Stamped):
     """Reads and writes of captions."""
 
-    def caption_keys(self) -> dict[str, CaptionKey]:
-        """Return every caption without text and mask, including outdated ones."""
-        return {row.image_id: row for row in self._select(_KEYS)}
+    def caption_keys(self, ids: Sequence[str] | None = None) -> dict[str, CaptionKey]:
+        """Return every caption, or those of `ids`, without text and mask, including outdated ones."""
+        return {row.image_id: row for row in self._select(_KEYS, ids)}
 
     def recorded_captions(self, ids: Sequence[str] | None = None) -> dict[str, str]:
         """Return the fingerprint of each record's caption after the last merge, or those of `ids`."""
         return {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS, ids)}
+
+    def has_recorded_captions(self) -> bool:
+        """Return whether `recorded_captions` has any."""
+        return self._one("SELECT 1 FROM recorded_captions LIMIT 1") is not None
 
     def note_recorded_captions(self, fingerprints: Mapping[str, str]) -> None:
         """Record these fingerprints of captions, beside those of other records."""
