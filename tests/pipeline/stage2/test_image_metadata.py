@@ -30,6 +30,13 @@ from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
 from tests.helpers.stubs import StubTokenizer
 
 
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch):
+    """Captions are read and adopted in parts."""
+    monkeypatch.setattr(facts, "_ADOPTED_AT_ONCE", 1)
+    monkeypatch.setattr("imagemill.inputs.survey._READ_AT_ONCE", 1)
+
+
 @pytest.fixture
 def ledger(data_root):
     with Ledger(data_root.ledger) as ledger:
