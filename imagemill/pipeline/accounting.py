@@ -183,7 +183,7 @@ def _still_hold(
 def _awaiting_captions(scan: Scan, ledger: Ledger) -> set[str]:
     """Return the images without a caption that wait for the captioner: it has neither refused nor failed them."""
     refused = {p.item for p in ledger.problems() if p.asset == CAPTIONER}
-    return scan.sources.keys() - ledger.captions().keys() - refused
+    return scan.sources.keys() - ledger.captioned_ids() - refused
 
 
 def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:

@@ -134,7 +134,7 @@ class DuplicatesPlan:
 def plan_near_duplicates(derived: Path, ledger: Ledger, settings: NearDuplicateSettings) -> DuplicatesPlan:
     """Select the vectors and compute the version of their report."""
     found = current_files(DINOV3, derived, ledger)
-    captioned = ledger.captions().keys() - ledger.ids("withdrawn")
+    captioned = ledger.captioned_ids() - ledger.ids("withdrawn")
     lines = [f"{FORMAT} {settings.threshold} {settings.probes}"]
     for file in found.files:
         source = file.source
