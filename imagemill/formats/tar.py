@@ -25,7 +25,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import name_problem
@@ -75,7 +75,7 @@ class IndexEntry:
         offset: position of the first header.
         size: size of headers, values and padding of all members.
         suffixes: suffix of each member.
-        places: offset and size of the values of each member, packed, because a set has millions of them.
+        places: offset from that header and size of the values of each member, packed, because a set has millions of them.
     """
 
     key: str
@@ -87,15 +87,14 @@ class IndexEntry:
     @property
     def members(self) -> tuple[tuple[str, int, int], ...]:
         """(suffix, offset, size) of the values of each member; empty if only the sample's position is known."""
-        return tuple(
-            (suffix, *place) for suffix, place in zip(self.suffixes, _PLACE.iter_unpack(self.places), strict=True)
-        )
+        places = zip(self.suffixes, _PLACE.iter_unpack(self.places), strict=True)
+        return tuple((suffix, self.offset + start, size) for suffix, (start, size) in places)
 
     def with_members(self, members: Iterable[tuple[str, int, int]]) -> "IndexEntry":
         """Return the entry with these members, which are as those of `members`."""
         found = tuple(members)
-        places = b"".join(_PLACE.pack(offset, size) for _, offset, size in found)
-        return replace(self, suffixes=_shared(tuple(suffix for suffix, _, _ in found)), places=places)
+        places = b"".join(_PLACE.pack(offset - self.offset, size) for _, offset, size in found)
+        return replace(self, suffixes=_shared(tuple(suffix for suffix, _, _ in found)), places=_shared(places))
 
 
 # ---- writing
@@ -260,17 +259,17 @@ class _OpenSample:
             else:
                 _read_exactly(values, content[start:end])
                 _refuse_damage(values, content[start:end])
-            places += _PLACE.pack(offset + start, size)
+            places += _PLACE.pack(start, size)
             position = end + _padding(size)
             content[end:position] = _END[: position - end]
         suffixes = _shared(tuple([suffix for suffix, *_ in self._members]))
-        return IndexEntry(self.key, offset, self.size, suffixes, bytes(places))
+        return IndexEntry(self.key, offset, self.size, suffixes, _shared(bytes(places)))
 
 
-@functools.lru_cache(maxsize=64)
-def _shared(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the first tuple that was equal to this one."""
-    return suffixes
+@functools.lru_cache(maxsize=4096)
+def _shared(value: Any) -> Any:
+    """Return the first value that was equal to this one: many samples have the same kinds, shapes and lengths."""
+    return value
 
 
 def _read_exactly(file: _OpenFile, place: memoryview) -> None:

@@ -217,11 +217,11 @@ def agrees(tars: Mapping[str, int], manifest: Manifest) -> bool:
 def read_index(folder: Path) -> list[IndexLine]:
     """Return all samples in the tars, in order; raise ImagemillError if the index is foreign or damaged."""
     values: dict[str | int, str | int] = {}
-    return [_sharing(line, values) for line in _lines(folder / INDEX, IndexLine)]
+    return [sharing(line, values) for line in _lines(folder / INDEX, IndexLine)]
 
 
-def _sharing(line: IndexLine, values: dict[str | int, str | int]) -> IndexLine:
-    """Let a line share equal names of tars and sizes with the lines before it, which halves its memory."""
+def sharing(line: IndexLine, values: dict[str | int, str | int]) -> IndexLine:
+    """Let a line share equal names of tars and sizes with earlier lines, which halves its memory. `values`: theirs."""
     for name in _SHARED:
         value = getattr(line, name)
         msgspec.structs.force_setattr(line, name, values.setdefault(value, value))

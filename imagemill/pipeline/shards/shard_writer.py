@@ -69,6 +69,7 @@ from imagemill.pipeline.shards.shard_sets import (
     read_manifest,
     set_members,
     shard_name,
+    sharing,
 )
 from imagemill.pipeline.shards.shard_statistics import (
     Measures,
@@ -253,6 +254,7 @@ class _SetWriter:
     identities: Mapping[str, ModelIdentity]
     on_sample: Callable[[int], None]
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
+    _shared: dict[str | int, str | int] = field(default_factory=dict)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
         """Write one set and publish it. Raises DamagedFile or DamagedTar, in which case the old set stays in place."""
@@ -334,15 +336,18 @@ class _SetWriter:
         checksum = RunningFingerprint()
         entries = write_shard(path, self._members(samples, old), checksum=checksum)
         lines = [
-            IndexLine(
-                sample.image_id,
-                entry.key,
-                path.name,
-                entry.offset,
-                entry.size,
-                digest_of(sample),
-                *_measures(sample),
-                _repeats(sample),
+            sharing(
+                IndexLine(
+                    sample.image_id,
+                    entry.key,
+                    path.name,
+                    entry.offset,
+                    entry.size,
+                    digest_of(sample),
+                    *_measures(sample),
+                    _repeats(sample),
+                ),
+                self._shared,
             )
             for sample, entry in zip(samples, entries, strict=True)
         ]
