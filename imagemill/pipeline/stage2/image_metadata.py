@@ -50,8 +50,8 @@ from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
 
-# Captions of records that are compared together.
-_ADOPTED_AT_ONCE = 16_384
+# Images and records that are looked up together.
+_AT_ONCE = 16_384
 
 # Reasons about the records of images, which opening an image does not resolve.
 _OF_RECORDS = UNMIGRATED | {"missing_caption"}
@@ -126,20 +126,27 @@ def _size_as_listed(folder: Path, name: str, _: FileSignature) -> tuple[int, int
 def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
     color = PixelRule.read(ledger).color
-    read = ledger.signatures_read(color)
-    chosen = [s for s in scan.sources.values() if up_to is None or s.image_id <= up_to]
-    unknown = [s for s in chosen if (s.image_id, s.stat) not in read]
-    known = LedgerSnapshot.read(ledger, [source.image_id for source in unknown], unknown)
-    moved = {source.image_id: row for source in unknown if (row := known.facts(source))}
-    ledger.record_sources(moved.values())
-    todo = [source for source in unknown if source.image_id not in moved and not refused_image(source, known)]
+    sources = (source for source in scan.sources.values() if up_to is None or source.image_id <= up_to)
     with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
-        for chunk in _chunks(todo):
-            results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
-            with ledger.transaction():
-                ledger.record_sources(r for r in results if isinstance(r, SourceRow))
-                ledger.record_problems(r for r in results if isinstance(r, Problem))
+        while part := list(itertools.islice(sources, _AT_ONCE)):
+            read = ledger.signatures_read(color, [source.image_id for source in part])
+            unknown = [source for source in part if read.get(source.image_id) != source.stat]
+            for chunk in _chunks(_unopened(unknown, ledger)):
+                results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
+                with ledger.transaction():
+                    ledger.record_sources(r for r in results if isinstance(r, SourceRow))
+                    ledger.record_problems(r for r in results if isinstance(r, Problem))
     _forget_overcome(scan, ledger)
+
+
+def _unopened(sources: Sequence[SourceFile], ledger: Ledger) -> list[SourceFile]:
+    """Return the images that have to be opened; record those that have only been moved."""
+    if not sources:
+        return []
+    known = LedgerSnapshot.read(ledger, [source.image_id for source in sources], sources)
+    moved = {source.image_id: row for source in sources if (row := known.facts(source))}
+    ledger.record_sources(moved.values())
+    return [source for source in sources if source.image_id not in moved and not refused_image(source, known)]
 
 
 def _forget_overcome(scan: Scan, ledger: Ledger) -> None:
@@ -179,7 +186,7 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     recorded = inventory.recorded
     ids = iter(recorded.captions)
-    while part := list(itertools.islice(ids, _ADOPTED_AT_ONCE)):
+    while part := list(itertools.islice(ids, _AT_ONCE)):
         _adopt_captions(part, origin, recorded, inventory, ledger)
 
 
@@ -247,9 +254,8 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_
 
 def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     """Record one problem per readable image without a caption, so that no image is lost silently in any order of passes."""
-    captions, opened, outdated = ledger.captioned_ids(), ledger.source_ids(), ledger.outdated_captions()
-    absent = [s for s in scan.sources.values() if s.image_id in opened and s.image_id not in captions]
-    sidecars = {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
+    outdated, sidecars = ledger.outdated_captions(), {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
+    absent = (source for image_id in ledger.uncaptioned_ids() if (source := scan.sources.get(image_id)))
     absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
     problems = (missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
     ledger.replace_problems(ASSET, problems, lambda problem: problem.reason == "missing_caption")

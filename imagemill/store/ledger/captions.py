@@ -209,6 +209,11 @@ class Captions(Stamped):
         """Return the images with a caption that is not outdated."""
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM captions WHERE NOT ({_OUTDATED})")}
 
+    def uncaptioned_ids(self) -> list[str]:
+        """Return the images, as last read, without a caption that is not outdated."""
+        captioned = f"SELECT 1 FROM captions WHERE captions.image_id = sources.image_id AND NOT ({_OUTDATED})"
+        return [image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE NOT EXISTS ({captioned})")]
+
     def sidecar_signatures(self) -> dict[str, str | None]:
         """Return the signature column of each caption that is not outdated, by image id."""
         return dict(self._rows(f"SELECT image_id, signature FROM captions WHERE NOT ({_OUTDATED})"))  # type: ignore[arg-type]

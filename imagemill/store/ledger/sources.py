@@ -88,10 +88,14 @@ class Sources(Stamped):
         where, given = ("1", ()) if last is None else ("image_id BETWEEN ? AND ?", (first, last))
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE {where}", given)}
 
-    def signatures_read(self, color: ColorSetting) -> set[tuple[str, FileSignature]]:
-        """Return id and signature of each image of which everything is known that the setting needs (`SourceRow.is_read`)."""
+    def signatures_read(self, color: ColorSetting, ids: Sequence[str]) -> dict[str, FileSignature]:
+        """Return, by id, the signature of each of these images of which everything is known that the setting needs.
+
+        See `SourceRow.is_read`.
+        """
         known = "1" if color == IGNORE else "color IS NOT NULL"
-        return set(self._rows(f"SELECT image_id, signature FROM sources WHERE {known}"))  # type: ignore[arg-type]
+        where = f"{known} AND image_id IN (SELECT value FROM json_each(?))"
+        return dict(self._rows(f"SELECT image_id, signature FROM sources WHERE {where}", (json_of(ids),)))  # type: ignore[arg-type]
 
     def first_frames(self) -> set[str]:
         """Return the images of which only one of several pictures is used."""

@@ -32,8 +32,8 @@ from tests.helpers.stubs import StubTokenizer
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
-    """Captions are read and adopted in parts."""
-    monkeypatch.setattr(facts, "_ADOPTED_AT_ONCE", 1)
+    """Images are opened, and captions read and adopted, in parts."""
+    monkeypatch.setattr(facts, "_AT_ONCE", 1)
     monkeypatch.setattr("imagemill.inputs.survey._READ_AT_ONCE", 1)
 
 
