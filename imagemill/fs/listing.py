@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from imagemill.fs.fingerprints import FileSignature, posix_fields, posix_signature
 
@@ -46,6 +47,14 @@ class FileListing(Mapping[str, FileSignature]):
 
     def __getitem__(self, name: str) -> FileSignature:
         return posix_signature(*self._state(name))
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """Return the signature of a file, or the default: as that of Mapping, several times as fast."""
+        row = self._rows.get(key)
+        if row is None:
+            return default
+        sizes, times, inodes = self._columns
+        return f"posix:{sizes[row]}:{times[row]}:{inodes[row]}"
 
     def _state(self, name: str) -> tuple[int, int, int]:
         row = self._rows[name]

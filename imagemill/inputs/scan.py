@@ -111,7 +111,7 @@ class Scan:
         sources: images that may be processed, in order of their paths.
         problems: one for every entry that is of no use.
         names: `fingerprint_names` of the paths of all entries, blank if only some ids were examined.
-        other_captions: paths of caption files that belong to an image that is none of `sources`, and of metadata files.
+        other_captions: paths of metadata files, and of caption files of images that are not among `sources`.
         companions: paths of masks and control images beside an image.
         ignored: paths of entries that are ignored.
         metadata: files with rows of captions.

@@ -1,7 +1,7 @@
 """The approved images that scan.py finds in a listing: one, or all in little memory."""
 
 from collections.abc import Iterable, Iterator, KeysView, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -50,6 +50,11 @@ class SourceTable(Mapping[str, SourceFile]):
 
     # The following do what those of Mapping do, several times as fast.
 
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """Return the image with this id, or the default."""
+        packed = self._packed.get(key)
+        return default if packed is None else _unpack(key, packed)
+
     def keys(self) -> KeysView[str]:
         """Return a view of the ids."""
         return self._packed.keys()
@@ -76,15 +81,11 @@ def _pack(source: SourceFile) -> bytes:
 
 def _unpack(image_id: str, packed: bytes) -> SourceFile:
     image, stat, caption, changed_ns, captions = _decode(packed)
-    base = _base(image_id)
-    return SourceFile(
-        image_id,
-        _whole(image, base),
-        stat,
-        caption,
-        changed_ns,
-        tuple([_whole(each, base) for each in captions]),
-    )
+    base = image_id if "%" not in image_id else _base(image_id)
+    # The inverse of `_shortened`.
+    image = base + image if image[0] == "." else image[1:]
+    paths = tuple([base + each if each[0] == "." else each[1:] for each in captions])
+    return SourceFile(image_id, image, stat, caption, changed_ns, paths)
 
 
 def _base(image_id: str) -> str:
@@ -95,7 +96,3 @@ def _base(image_id: str) -> str:
 def _shortened(path: str, base: str) -> str:
     """Return a path as its extension if it is the base with an extension, and otherwise with a slash before it."""
     return path[len(base) :] if path.startswith(base) and path[len(base) :].startswith(".") else f"/{path}"
-
-
-def _whole(shortened: str, base: str) -> str:
-    return base + shortened if shortened.startswith(".") else shortened[1:]

@@ -90,7 +90,7 @@ def test_folder_that_is_not_there_has_no_files(root):
 
 
 def test_many_files_are_looked_up_in_parts(root, monkeypatch):
-    """Each finding is that of its image, in order, whatever part it is in."""
+    """The findings are in order of the images, as if all files had been looked up at once."""
     monkeypatch.setattr(files, "_LOOKED_UP_AT_ONCE", 1)
     folder = root.derived / VAE.folder
     np.save(folder / "aa.npy", np.zeros(3))
