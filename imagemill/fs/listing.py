@@ -54,7 +54,7 @@ class FileListing(Mapping[str, FileSignature]):
         if row is None:
             return default
         sizes, times, inodes = self._columns
-        return f"posix:{sizes[row]}:{times[row]}:{inodes[row]}"
+        return posix_signature(sizes[row], times[row], inodes[row])
 
     def _state(self, name: str) -> tuple[int, int, int]:
         row = self._rows[name]
