@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from imagemill.domain.ids import id_problem
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger import Ledger
@@ -28,9 +29,10 @@ def embedding_files(
     yield len(listing)
     names = iter(sorted(listing))
     while part := list(itertools.islice(names, _LOOKED_UP_AT_ONCE)):
-        ids = part[0], part[-1]
-        unknown = set(part) - ledger.source_ids(*ids)
-        recorded = ledger.file_states(store.spec.kind, *ids)
+        # Others, such as names that are not Unicode, are ids of no image.
+        ids = [name for name in part if not id_problem(name)] or [""]
+        unknown = set(part) - ledger.source_ids(ids[0], ids[-1])
+        recorded = ledger.file_states(store.spec.kind, ids[0], ids[-1])
         unread = {image_id for image_id in part if (image_id, listing[image_id]) not in recorded} - unknown
         sources = ledger.sources(sorted(unread))
         for image_id in sorted(unknown | unread):

@@ -101,3 +101,12 @@ def test_many_files_are_looked_up_in_parts(root, monkeypatch):
 
     found = [(f.rule, f.item) for f in report.findings]
     assert (report.checked, found) == (4, [("unknown_image", "aa"), ("truncated", "b"), ("unknown_image", "c")])
+
+
+@pytest.mark.parametrize("at_once", [1, 16_384])
+def test_name_that_is_not_text_is_that_of_an_unknown_image(root, monkeypatch, at_once):
+    monkeypatch.setattr(files, "_LOOKED_UP_AT_ONCE", at_once)
+    name = os.fsdecode(b"\xff")
+    np.save(root.derived / VAE.folder / f"{name}.npy", np.zeros(3))
+
+    assert [(f.rule, f.item) for f in check(root).findings] == [("unknown_image", name)]
