@@ -79,15 +79,21 @@ class SpanTable(MutableMapping[str, Span]):
         packed = self._packed[key]
         place = packed >> (_LENGTH_BITS + _NUMBER_BITS)
         path, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
-        length = packed >> _NUMBER_BITS & (1 << _LENGTH_BITS) - 1
-        return Span(self._paths[path], packed & (1 << _NUMBER_BITS) - 1, offset, length)
+        return Span(self._paths[path], packed & (1 << _NUMBER_BITS) - 1, offset, self.length(key))
 
     def __setitem__(self, key: str, span: Span) -> None:
-        path, number, offset, length = span
+        self.put(key, *span)
+
+    def put(self, key: str, path: Path, number: int, offset: int, length: int) -> None:
+        """Assign the span with these values."""
         if path not in self._paths:
             self._paths.append(path)
         place = self._paths.index(path) << _OFFSET_BITS | offset
         self._packed[key] = (place << _LENGTH_BITS | length) << _NUMBER_BITS | number
+
+    def length(self, key: str) -> int:
+        """Return the length of a span."""
+        return self._packed[key] >> _NUMBER_BITS & (1 << _LENGTH_BITS) - 1
 
     def __delitem__(self, key: str) -> None:
         del self._packed[key]

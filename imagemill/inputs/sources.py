@@ -82,10 +82,13 @@ def _pack(source: SourceFile) -> bytes:
 def _unpack(image_id: str, packed: bytes) -> SourceFile:
     image, stat, caption, changed_ns, captions = _decode(packed)
     base = image_id if "%" not in image_id else _base(image_id)
-    # The inverse of `_shortened`.
+    # The inverse of `_shortened`. A comprehension for the one caption of most images would take as long as the rest.
     image = base + image if image[0] == "." else image[1:]
-    paths = tuple([base + each if each[0] == "." else each[1:] for each in captions])
-    return SourceFile(image_id, image, stat, caption, changed_ns, paths)
+    if len(captions) == 1 and captions[0][0] == ".":
+        captions = (base + captions[0],)
+    else:
+        captions = tuple([base + each if each[0] == "." else each[1:] for each in captions])
+    return SourceFile(image_id, image, stat, caption, changed_ns, captions)
 
 
 def _base(image_id: str) -> str:

@@ -32,6 +32,7 @@ from imagemill.errors import ImagemillError, MissingInput
 from imagemill.formats.jsonl import (
     Span,
     SpanReader,
+    SpanTable,
     decode_canonical,
     encode_line,
     encode_sorted,
@@ -159,6 +160,7 @@ def find_ready(
     # In any other file, the lines of the index may be those of an interrupted writer, or without an `image_id`.
     loaded = loaded or not (known or (read_recorded(jsonl).is_plain and not unfinished(jsonl).is_file()))
     lines = _lines(jsonl, found, tokens, known=bool(known), loaded=loaded)
+    spans = read_recorded(jsonl).lines if known else SpanTable()
     kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
     models: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -168,9 +170,7 @@ def find_ready(
                 kind.look_up(list(part))
             stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, models)
             records = {
-                item: _verdict(jsonl, line.number, reader.read(line), found, tokens)[1]
-                if isinstance(line, Span)
-                else line
+                item: _read(spans[item], reader, found, tokens) if line is None else line
                 for item, line in part.items()
                 if item not in stay
             }
@@ -351,10 +351,15 @@ def _with_files(
     return found
 
 
+def _read(span: Span, reader: SpanReader, found: Readiness, tokens: int) -> PackingRecord | Violation | None:
+    """Return the record at a position, or the violation found in it; None if there is no JSON object, which is counted."""
+    return _verdict(span.path, span.number, reader.read(span), found, tokens)[1]
+
+
 def _lines(
     jsonl: Path, found: Readiness, tokens: int, *, known: bool, loaded: bool
-) -> Iterator[tuple[str, PackingRecord | Violation | Span]]:
-    """Return the last record of each id, or the violation found in it, in file order; only its position if samples are `known`.
+) -> Iterator[tuple[str, PackingRecord | Violation | None]]:
+    """Return the last record of each id, or the violation found in it, in file order; None in its place if samples are `known`.
 
     Unless samples are to be loaded, the file consists of plain records with different ids.
     """
@@ -363,7 +368,7 @@ def _lines(
     lines = read_recorded(jsonl).lines
     found.total_records = len(lines)
     if known:
-        return iter(lines.items())
+        return ((image_id, None) for image_id in lines)
     # The ids of the index, so that each is in memory once.
     records = zip(lines, _records(jsonl, found, tokens), strict=False)
     return ((known_id if known_id == item else item, record) for known_id, (_, item, record) in records if record)

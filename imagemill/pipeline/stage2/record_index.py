@@ -196,10 +196,10 @@ class NextIndex:
         """Add the lines that these images have in the present file, in this order."""
         if self.index is not None:
             for image_id in ids:
-                self._keep(self.index, image_id, self._old.lines[image_id].length)
+                self._keep(self.index, image_id, self._old.lines.length(image_id))
 
     def _keep(self, index: Recorded, image_id: str, length: int) -> None:
-        index.lines[image_id] = Span(self._jsonl, len(index.lines) + 1, self._offset, length)
+        index.lines.put(image_id, self._jsonl, len(index.lines) + 1, self._offset, length)
         if caption := self._old.captions.get(image_id):
             index.captions[image_id] = caption
         if texts := self._old.several.get(image_id):
