@@ -4,11 +4,12 @@ import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import NewType
 
 import xxhash
+
+from imagemill.parts import in_parts
 
 FileSignature = NewType("FileSignature", str)
 """State of a file without opening it: `posix:<size>:<mtime_ns>:<inode>`. A file with an equal signature is not read again."""
@@ -116,8 +117,7 @@ class RunningFingerprint:
 
     def update_lines(self, lines: Iterable[str]) -> None:
         """Add lines of text, which may be names of files that are not UTF-8. Many together take half the time."""
-        remaining = iter(lines)
-        while part := list(islice(remaining, _LINES_AT_ONCE)):
+        for part in in_parts(lines, _LINES_AT_ONCE):
             self.update(("\n".join(part) + "\n").encode("utf-8", "surrogateescape"))
 
     def __str__(self) -> str:

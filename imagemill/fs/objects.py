@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ import msgspec
 from imagemill.errors import ImagemillError, WrongUsage
 from imagemill.fs.blobs import AnswerLost, Blob, Changed, Exists, Missing, StorageSettings, StoreFailed
 from imagemill.fs.location import Location, redact
+from imagemill.parts import in_parts
 
 T = TypeVar("T")
 Failures = type[ImagemillError] | tuple[type[ImagemillError], ...]
@@ -262,8 +262,7 @@ class Objects:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that do not exist are no error."""
-        remaining = iter(keys)
-        while some := list(islice(remaining, KEYS_AT_ONCE)):
+        for some in in_parts(keys, KEYS_AT_ONCE):
             try:
                 self._delete(some)
             except Missing:

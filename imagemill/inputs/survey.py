@@ -3,17 +3,13 @@
 Spec: docs/spec/stage2.md#inputs
 """
 
-import itertools
-
 from imagemill.domain.inputs import NEW_INPUTS, InputSettings
 from imagemill.fs.folders import Folder
 from imagemill.inputs.row_captions import read_metadata
 from imagemill.inputs.scan import SOURCE_ASSET, Scan, scan_approved
 from imagemill.inputs.sidecars import SIDECARS, read_captions
+from imagemill.parts import in_parts
 from imagemill.store.ledger import Ledger, Problem
-
-# Images whose captions are in memory together.
-_READ_AT_ONCE = 16_384
 
 
 def survey(folder: Folder, ledger: Ledger, scan: Scan | None = None, *, inputs: InputSettings = NEW_INPUTS) -> Scan:
@@ -23,8 +19,7 @@ def survey(folder: Folder, ledger: Ledger, scan: Scan | None = None, *, inputs: 
     if first:
         read_metadata(folder, scan, ledger, inputs)
     problems: list[Problem] = []
-    sources = iter(scan.sources.values())
-    while part := list(itertools.islice(sources, _READ_AT_ONCE)):
+    for part in in_parts(scan.sources.values()):
         known = ledger.captions([source.image_id for source in part if source.caption is not None])
         captions, found = read_captions(folder, part, known, inputs, after_metadata=first)
         ledger.record_captions(captions)

@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
+
+from imagemill.parts import in_parts
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,14 +45,14 @@ def map_on(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T])
     From then on, the pool does it, and all items are taken at once.
     """
     remaining = iter(items)
-    while part := list(islice(remaining, _TRIED_AT_ONCE)):
+    for part in in_parts(remaining, _TRIED_AT_ONCE):
         began, cpu_began = time.perf_counter(), time.thread_time()
         made = [work(item) for item in part]
         seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu_began
         yield from made
         if cpu >= _LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part):
             break
-    parts = iter(lambda: list(islice(remaining, _ITEMS_PER_TASK)), [])
+    parts = in_parts(remaining, _ITEMS_PER_TASK)
     yield from chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))
 
 
@@ -138,8 +140,8 @@ def _weighed(
 ) -> Iterator[tuple[T, int]]:
     """Yield items with their weights; measuring starts early enough not to queue behind the work on other items."""
     requested: deque[tuple[list[T], list[int | None], Future[list[int]]]] = deque()
-    remaining, count = iter(items), 0
-    while part := list(islice(remaining, together)):
+    count = 0
+    for part in in_parts(items, together):
         weights = [weigh(item) for item in part]
         unknown = [item for item, weight in zip(part, weights, strict=True) if weight is None]
         requested.append((part, weights, pool.submit(_measure, measure, unknown) if unknown else _NOTHING))

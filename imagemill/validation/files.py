@@ -1,12 +1,12 @@
 """Validation of the npy files of one kind on disk, using the ledger's rows."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagemill.domain.ids import id_problem
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.parts import in_parts
 from imagemill.store.ledger import Ledger
 from imagemill.validation.catalogue import finding
 from imagemill.validation.contents import check_file
@@ -27,8 +27,7 @@ def embedding_files(
     """
     listing = store.listing() if listing is None else listing
     yield len(listing)
-    names = iter(sorted(listing))
-    while part := list(itertools.islice(names, _LOOKED_UP_AT_ONCE)):
+    for part in in_parts(sorted(listing)):
         # Others, such as names that are not Unicode, are ids of no image.
         ids = [name for name in part if not id_problem(name)] or [""]
         unknown = set(part) - ledger.source_ids(ids[0], ids[-1])
@@ -42,7 +41,3 @@ def embedding_files(
                 continue
             source = sources[image_id]
             yield from check_file(store, image_id, (source.height, source.width), at)
-
-
-# Files whose rows are in memory together.
-_LOOKED_UP_AT_ONCE = 16_384

@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 
+from imagemill import parts
 from imagemill.domain.embedding_specs import DINOV3, VAE
 from imagemill.formats.npy import NpyStore
 from imagemill.store.ledger import Ledger
-from imagemill.validation import files
 from imagemill.validation.files import embedding_files
 from imagemill.validation.findings import collect
 from tests.helpers.stage2 import stage2
@@ -91,7 +91,7 @@ def test_folder_that_is_not_there_has_no_files(root):
 
 def test_many_files_are_looked_up_in_parts(root, monkeypatch):
     """The findings are in order of the images, as if all files had been looked up at once."""
-    monkeypatch.setattr(files, "_LOOKED_UP_AT_ONCE", 1)
+    monkeypatch.setattr(parts, "IMAGES_TOGETHER", 1)
     folder = root.derived / VAE.folder
     np.save(folder / "aa.npy", np.zeros(3))
     np.save(folder / "c.npy", np.zeros(3))
@@ -105,7 +105,7 @@ def test_many_files_are_looked_up_in_parts(root, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 16_384])
 def test_name_that_is_not_text_is_that_of_an_unknown_image(root, monkeypatch, at_once):
-    monkeypatch.setattr(files, "_LOOKED_UP_AT_ONCE", at_once)
+    monkeypatch.setattr(parts, "IMAGES_TOGETHER", at_once)
     name = os.fsdecode(b"\xff")
     np.save(root.derived / VAE.folder / f"{name}.npy", np.zeros(3))
 

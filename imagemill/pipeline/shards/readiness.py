@@ -7,7 +7,6 @@ wrote.
 Spec: docs/spec/shards.md#readiness
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from imagemill.formats.jsonl import (
 from imagemill.formats.npy import SUFFIX, NpyStore
 from imagemill.fs.fingerprints import FileSignature, fingerprint, signature_bytes
 from imagemill.fs.listing import start_listing
+from imagemill.parts import in_parts
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.shards.shard_sets import sample_digest
 from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
@@ -165,7 +165,7 @@ def find_ready(
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
     models: dict[tuple[str, ...], tuple[str, ...]] = {}
     with SpanReader() as reader:
-        while part := dict(itertools.islice(lines, LOOKED_AT_ONCE)):
+        for part in map(dict, in_parts(lines, LOOKED_AT_ONCE)):
             for kind in kinds:
                 kind.look_up(list(part))
             stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, models)

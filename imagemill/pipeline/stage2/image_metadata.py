@@ -7,11 +7,10 @@ Spec: docs/spec/stage2.md#record-fields
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS, caption_row
 from imagemill.inputs.sources import SourceFile
 from imagemill.models import CAPTIONER
+from imagemill.parts import in_parts
 from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ASSET, UNMIGRATED
@@ -50,13 +50,8 @@ from imagemill.store.provenance import read_identity
 
 _CHUNK = 512
 
-# Images and records that are looked up together.
-_AT_ONCE = 16_384
-
 # Reasons about the records of images, which opening an image does not resolve.
 _OF_RECORDS = UNMIGRATED | {"missing_caption"}
-
-T = TypeVar("T")
 
 # Maps captions to (mask, one int per position, whether the caption was truncated); needs the tokenizer only.
 Masks = Callable[[Sequence[str]], Sequence[tuple[list[int], bool]]]
@@ -128,10 +123,10 @@ def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int
     color = PixelRule.read(ledger).color
     sources = (source for source in scan.sources.values() if up_to is None or source.image_id <= up_to)
     with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
-        while part := list(itertools.islice(sources, _AT_ONCE)):
+        for part in in_parts(sources):
             read = ledger.signatures_read(color, [source.image_id for source in part])
             unknown = [source for source in part if read.get(source.image_id) != source.stat]
-            for chunk in _chunks(_unopened(unknown, ledger)):
+            for chunk in in_parts(_unopened(unknown, ledger), _CHUNK):
                 results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
                 with ledger.transaction():
                     ledger.record_sources(r for r in results if isinstance(r, SourceRow))
@@ -185,8 +180,7 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     # If the ledger was lost, nothing shows which captions a preview model wrote: if one was used, none counts as real.
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     recorded = inventory.recorded
-    ids = iter(recorded.captions)
-    while part := list(itertools.islice(ids, _AT_ONCE)):
+    for part in in_parts(recorded.captions):
         _adopt_captions(part, origin, recorded, inventory, ledger)
 
 
@@ -247,7 +241,7 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_
     if not todo:
         return
     tokenise = masks()
-    for chunk in _chunks(todo):
+    for chunk in in_parts(todo, _CHUNK):
         made = tokenise([row.text for row in chunk])
         ledger.record_masks((row.image_id, row.fingerprint, *mask) for row, mask in zip(chunk, made, strict=True))
 
@@ -259,7 +253,3 @@ def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
     absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
     problems = (missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
     ledger.replace_problems(ASSET, problems, lambda problem: problem.reason == "missing_caption")
-
-
-def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK))

@@ -8,7 +8,6 @@ Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, d
 """
 
 import functools
-import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +24,7 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS
 from imagemill.inputs.sources import SourceFile
+from imagemill.parts import in_parts
 from imagemill.pipeline.stage2.damage import damaged_files
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded
@@ -33,9 +33,6 @@ from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Prob
 from imagemill.store.provenance import model_key_of_adopted
 
 NOTHING_RECORDED = Recorded()
-
-# Images whose columns are in memory together.
-_COMPARED_AT_ONCE = 16_384
 
 OUTDATED_CAPTION = "its caption was generated for an earlier image of this name"
 
@@ -384,8 +381,7 @@ def complete_images(
     sources, left_out = inventory.scan.sources, awaited | {problem.item for problem in ledger.problems()}
     listings = {spec: inventory.files(spec) for spec in specs}
     complete: set[str] = set()
-    rows = ledger.as_read()
-    while part := list(itertools.islice(rows, _COMPARED_AT_ONCE)):
+    for part in in_parts(ledger.as_read()):
         pixels: dict[str, str] = {}
         for image_id, signature, fingerprint, color, height, width in part:
             source, end = sources.get(image_id), ending(color)

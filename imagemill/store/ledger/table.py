@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from imagemill.parts import in_parts
+
 R = TypeVar("R", bound=msgspec.Struct)
 
 
@@ -70,8 +72,7 @@ def in_statements(insert: str, rows: Iterable[Iterable[Any]]) -> Iterator[tuple[
     """
     before, _, rest = insert.partition("VALUES ")
     one, end, after = rest.partition(")")
-    most, remaining = _VALUES_PER_STATEMENT // one.count("?"), iter(rows)
-    while part := list(itertools.islice(remaining, most)):
+    for part in in_parts(rows, _VALUES_PER_STATEMENT // one.count("?")):
         values = ", ".join([one + end] * len(part))
         yield f"{before}VALUES {values}{after}", list(itertools.chain.from_iterable(part))
 

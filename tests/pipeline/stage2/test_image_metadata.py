@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from imagemill import parts
 from imagemill.domain.embedding_specs import DINOV3, T5
 from imagemill.errors import Refused
 from imagemill.fs.fingerprints import fingerprint
@@ -33,8 +34,7 @@ from tests.helpers.stubs import StubTokenizer
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
     """Images are opened, and captions read and adopted, in parts."""
-    monkeypatch.setattr(facts, "_AT_ONCE", 1)
-    monkeypatch.setattr("imagemill.inputs.survey._READ_AT_ONCE", 1)
+    monkeypatch.setattr(parts, "IMAGES_TOGETHER", 1)
 
 
 @pytest.fixture

@@ -373,7 +373,7 @@ def test_complete_images_that_the_ledger_finds_are_those_that_planning_finds(ima
         others |= {row.image_id for image in images for row in image["files"] if row.source is None}
         by_ledger = complete_images(SPECS, inventory, ledger)
         assert complete - others <= by_ledger
-        with mock.patch("imagemill.pipeline.stage2.plan._COMPARED_AT_ONCE", 2):
+        with mock.patch("imagemill.parts.IMAGES_TOGETHER", 2):
             assert complete_images(SPECS, inventory, ledger) == by_ledger
 
 
