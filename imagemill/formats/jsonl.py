@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 
 from imagemill.formats.diff_writer import Draft
 from imagemill.fs.atomic import atomic_write, sync_folder
+from imagemill.packed import PackedMapping
 from imagemill.text.strict_json import NOT_JSON, is_too_deep
 
 _decoder = msgspec.json.Decoder()
@@ -62,7 +63,7 @@ class Span(NamedTuple):
             return reader.read(self)
 
 
-class SpanTable(MutableMapping[str, Span]):
+class SpanTable(PackedMapping[int, Span], MutableMapping[str, Span]):
     """Spans by key, in the order of their first assignment. Each takes 50 bytes instead of 170, and is made at its access.
 
     Args:
@@ -72,11 +73,10 @@ class SpanTable(MutableMapping[str, Span]):
     def __init__(self, spans: Iterable[tuple[str, Span]] = ()) -> None:
         self._paths: list[Path] = []
         # Path, offset, length and number, from the highest bits to the lowest.
-        self._packed: dict[str, int] = {}
+        self._packed = {}
         self.update(spans)
 
-    def __getitem__(self, key: str) -> Span:
-        packed = self._packed[key]
+    def _unpacked(self, key: str, packed: int) -> Span:
         place = packed >> (_LENGTH_BITS + _NUMBER_BITS)
         path, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
         return Span(self._paths[path], packed & (1 << _NUMBER_BITS) - 1, offset, self.length(key))
@@ -97,19 +97,6 @@ class SpanTable(MutableMapping[str, Span]):
 
     def __delitem__(self, key: str) -> None:
         del self._packed[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._packed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def keys(self) -> KeysView[str]:
-        """Return a view of the keys."""
-        return self._packed.keys()
 
 
 # More than any file has: 64 PiB, and lines of 64 TiB.

@@ -11,11 +11,11 @@ import stat
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
 
 from imagemill.fs.fingerprints import FileSignature, posix_fields, posix_signature
+from imagemill.packed import PackedMapping
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -27,7 +27,7 @@ def is_inside(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-class FileListing(Mapping[str, FileSignature]):
+class FileListing(PackedMapping[int, FileSignature]):
     """Signatures of files by name, in order of the names. Each takes 24 bytes besides its name, and is made at its access.
 
     Args:
@@ -43,36 +43,14 @@ class FileListing(Mapping[str, FileSignature]):
             sizes.append(size)
             times.append(time)
             inodes.append(inode)
-        self._rows = like._rows if like is not None and list(like) == names else _rows(names)
+        self._packed = like._packed if like is not None and list(like) == names else _rows(names)
 
-    def __getitem__(self, name: str) -> FileSignature:
-        return posix_signature(*self._state(name))
+    def _unpacked(self, key: str, packed: int) -> FileSignature:
+        return posix_signature(*self._state(packed))
 
-    def get(self, key: str, default: Any = None, /) -> Any:
-        """Return the signature of a file, or the default: as that of Mapping, several times as fast."""
-        row = self._rows.get(key)
-        if row is None:
-            return default
-        sizes, times, inodes = self._columns
-        return posix_signature(sizes[row], times[row], inodes[row])
-
-    def _state(self, name: str) -> tuple[int, int, int]:
-        row = self._rows[name]
+    def _state(self, row: int) -> tuple[int, int, int]:
         sizes, times, inodes = self._columns
         return sizes[row], times[row], inodes[row]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def keys(self) -> KeysView[str]:
-        """Return a view of the names."""
-        return self._rows.keys()
 
     @classmethod
     def of(cls, signatures: Mapping[str, FileSignature]) -> "FileListing":
@@ -82,22 +60,24 @@ class FileListing(Mapping[str, FileSignature]):
     def renewed(self, names: Set[str], found: Mapping[str, FileSignature]) -> "FileListing":
         """Return the listing after the files with these names were looked up again; `found` are those that exist."""
         order = sorted(itertools.chain((name for name in self if name not in names), found))
-        states = ((name, *(posix_fields(found[name]) if name in found else self._state(name))) for name in order)
+        states = (
+            (name, *(posix_fields(found[name]) if name in found else self._state(self._packed[name]))) for name in order
+        )
         return FileListing(states, like=self)
 
-    def packed(self, like: "FileListing | None") -> tuple[list[str] | None, list[bytes]]:
-        """Return what `unpacked` with the same `like` makes the listing from, for another process."""
-        shared = like is not None and like._rows is self._rows
+    def sent(self, like: "FileListing | None") -> tuple[list[str] | None, list[bytes]]:
+        """Return what `received` with the same `like` makes the listing from, for another process."""
+        shared = like is not None and like._packed is self._packed
         return None if shared else list(self), [column.tobytes() for column in self._columns]
 
     @classmethod
-    def unpacked(cls, packed: tuple[list[str] | None, list[bytes]], like: "FileListing | None") -> "FileListing":
-        """Return the listing from `packed`."""
-        names, columns = packed
+    def received(cls, sent: tuple[list[str] | None, list[bytes]], like: "FileListing | None") -> "FileListing":
+        """Return the listing from `sent`."""
+        names, columns = sent
         found = cls()
         for column, values in zip(found._columns, columns, strict=True):
             column.frombytes(values)
-        found._rows = like._rows if names is None and like is not None else _rows(names or [])
+        found._packed = like._packed if names is None and like is not None else _rows(names or [])
         return found
 
 
@@ -159,8 +139,8 @@ def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[Fil
         if process.returncode:  # list again here, so that the error is raised in this process
             return list_folders(folders, suffix)
         found: list[FileListing] = []
-        for packed in marshal.loads(listed):
-            found.append(FileListing.unpacked(packed, found[0] if found else None))
+        for sent in marshal.loads(listed):
+            found.append(FileListing.received(sent, found[0] if found else None))
         return found
 
     return results
@@ -169,7 +149,7 @@ def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[Fil
 if __name__ == "__main__":
     suffix, *folders = sys.argv[1:]
     listings = list_folders(map(Path, folders), suffix)
-    sys.stdout.buffer.write(marshal.dumps([each.packed(listings[0] if n else None) for n, each in enumerate(listings)]))
+    sys.stdout.buffer.write(marshal.dumps([each.sent(listings[0] if n else None) for n, each in enumerate(listings)]))
 
 
 def nearest_existing(path: Path) -> Path:

@@ -1,13 +1,14 @@
 """The approved images that scan.py finds in a listing: one, or all in little memory."""
 
-from collections.abc import Iterable, Iterator, KeysView, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from imagemill.domain.ids import path_of_id
 from imagemill.domain.inputs import ColorSetting
 from imagemill.fs.fingerprints import FileSignature
+from imagemill.packed import PackedMapping
 from imagemill.store.ledger import SourceRow
 
 
@@ -35,7 +36,7 @@ class SourceFile(msgspec.Struct, frozen=True, gc=False):
         return row is not None and row.stat == self.stat and row.is_read(color)
 
 
-class SourceTable(Mapping[str, SourceFile]):
+class SourceTable(PackedMapping[bytes, SourceFile]):
     """Approved images by id, in the order given. Each takes about 250 bytes instead of 570; its value is made at each access.
 
     Args:
@@ -43,30 +44,18 @@ class SourceTable(Mapping[str, SourceFile]):
     """
 
     def __init__(self, sources: Iterable[SourceFile] = ()) -> None:
-        self._packed: dict[str, bytes] = {source.image_id: _pack(source) for source in sources}
+        self._packed = {source.image_id: _pack(source) for source in sources}
 
-    def __getitem__(self, image_id: str) -> SourceFile:
-        return _unpack(image_id, self._packed[image_id])
-
-    # The following do what those of Mapping do, several times as fast.
-
-    def get(self, key: str, default: Any = None, /) -> Any:
-        """Return the image with this id, or the default."""
-        packed = self._packed.get(key)
-        return default if packed is None else _unpack(key, packed)
-
-    def keys(self) -> KeysView[str]:
-        """Return a view of the ids."""
-        return self._packed.keys()
-
-    def __contains__(self, image_id: object) -> bool:
-        return image_id in self._packed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._packed)
-
-    def __len__(self) -> int:
-        return len(self._packed)
+    def _unpacked(self, key: str, packed: bytes) -> SourceFile:
+        image, stat, caption, changed_ns, captions = _decode(packed)
+        base = _base(key)
+        # The inverse of `_shortened`. A comprehension for the one caption of most images would take as long as the rest.
+        image = base + image if image[0] == "." else image[1:]
+        if len(captions) == 1 and captions[0][0] == ".":
+            captions = (base + captions[0],)
+        else:
+            captions = tuple([base + each if each[0] == "." else each[1:] for each in captions])
+        return SourceFile(key, image, stat, caption, changed_ns, captions)
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -77,18 +66,6 @@ def _pack(source: SourceFile) -> bytes:
     base = _base(source.image_id)
     captions = tuple([_shortened(path, base) for path in source.captions])
     return _encode((_shortened(source.file_name, base), source.stat, source.caption, source.changed_ns, captions))
-
-
-def _unpack(image_id: str, packed: bytes) -> SourceFile:
-    image, stat, caption, changed_ns, captions = _decode(packed)
-    base = image_id if "%" not in image_id else _base(image_id)
-    # The inverse of `_shortened`. A comprehension for the one caption of most images would take as long as the rest.
-    image = base + image if image[0] == "." else image[1:]
-    if len(captions) == 1 and captions[0][0] == ".":
-        captions = (base + captions[0],)
-    else:
-        captions = tuple([base + each if each[0] == "." else each[1:] for each in captions])
-    return SourceFile(image_id, image, stat, caption, changed_ns, captions)
 
 
 def _base(image_id: str) -> str:

@@ -92,5 +92,5 @@ def test_listing_is_the_dict_of_signatures(
     expected = {name: signature for name, signature in files.items() if name not in again} | found
     assert list(renewed.items()) == sorted(expected.items())
     assert len(renewed) == len(expected)
-    assert FileListing.unpacked(renewed.packed(None), None) == renewed
-    assert FileListing.unpacked(renewed.packed(renewed), renewed) == renewed
+    assert FileListing.received(renewed.sent(None), None) == renewed
+    assert FileListing.received(renewed.sent(renewed), renewed) == renewed
