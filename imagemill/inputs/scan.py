@@ -389,7 +389,6 @@ def _of_share(scan: Scan, share: ImageShare) -> Scan:
         return share.has(image_id_of(path))
 
     sources = SourceTable(source for image_id, source in scan.sources.items() if share.has(image_id))
-    others = [source for image_id, source in scan.sources.items() if image_id not in sources]
     of_all = {file.path for file in scan.metadata}
     part = replace(
         scan,
@@ -398,7 +397,7 @@ def _of_share(scan: Scan, share: ImageShare) -> Scan:
         other_captions=tuple(path for path in scan.other_captions if path in of_all or inside(path)),
         companions=tuple(filter(inside, scan.companions)),
         ignored=tuple(filter(inside, scan.ignored)),
-        others=frozenset(source.file_name for source in others),
+        others=frozenset(source.file_name for image_id, source in scan.sources.items() if image_id not in sources),
     )
     return replace(part, elsewhere=_entries_of(scan) - _entries_of(part))
 
@@ -574,16 +573,15 @@ class _Folder:
             shared: paths of images by id, of ids that images in several folders have.
         """
         companions = self._take_companions() if self._inputs.companions else ()
-        images = self._names
         for name in self._tables:
-            if stem_of(name) in images:
+            if stem_of(name) in self._names:
                 self._ignored.append(self.prefix + name)
             else:
                 self._refuse(name, *_unused(self.prefix + name, "json", self._inputs))
         texts = (text for text, _ in self._texts.values())
-        matched = match_texts(texts, images, exact=self._inputs.sidecars.exact)
+        matched = match_texts(texts, self._names, exact=self._inputs.sidecars.exact)
         sources = SourceTable(self._sources(matched, shared))
-        self._refuse_texts(matched, images)
+        self._refuse_texts(matched)
         metadata, used = self._metadata_in_use()
         unused = [stem for stem in matched.by_image if stem not in self._images or self._id_of(stem) not in sources]
         captions = (*(self.prefix + name for stem in unused for name in matched.by_image[stem]), *used)
@@ -632,7 +630,7 @@ class _Folder:
         found = [stem for stem in self._images if is_companion(stem, self._names)]
         return tuple(sorted(file.path for stem in found for file in self._images.pop(stem)))
 
-    def _refuse_texts(self, matched: Matched, images: Mapping[str, list[str]]) -> None:
+    def _refuse_texts(self, matched: Matched) -> None:
         for name in self._other_case:
             extension = suffix_of(name)[1:].lower()
             wanted = f"{stem_of(name)}.{extension}"
@@ -649,7 +647,7 @@ class _Folder:
                     name, "orphan_caption", "a caption without an image", "add the image, or remove the caption"
                 )
         for name, ids in matched.shared.items():
-            files = " or ".join(file for image_id in ids for file in images[image_id])
+            files = " or ".join(file for image_id in ids for file in self._names[image_id])
             do = "rename it to the exact name of its image"
             self._refuse(name, "caption_collision", f"it may be the caption of {files}", do)
         for name, read in matched.doubles.items():

@@ -30,7 +30,7 @@ def embedding_files(
     for part in in_parts(sorted(listing)):
         # Others, such as names that are not Unicode, are ids of no image.
         ids = [name for name in part if not id_problem(name)] or [""]
-        unknown = set(part) - ledger.source_ids(ids[0], ids[-1])
+        unknown = set(part) - ledger.source_ids((ids[0], ids[-1]))
         recorded = ledger.file_states(store.spec.kind, ids[0], ids[-1])
         unread = {image_id for image_id in part if (image_id, listing[image_id]) not in recorded} - unknown
         sources = ledger.sources(sorted(unread))

@@ -187,7 +187,7 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
 def _adopt_captions(ids: Sequence[str], origin: str, recorded: Recorded, inventory: Inventory, ledger: Ledger) -> None:
     """Adopt the captions of these records. `origin`: of captions that the ledger lacks."""
     sources, known, merged = inventory.scan.sources, ledger.caption_keys(ids), ledger.recorded_captions(ids)
-    texts = {i: recorded.several.get(i) or recorded.captions[i] for i in ids}
+    texts = recorded.texts_of(ids)
 
     def has_another(key: CaptionKey) -> bool:
         source = sources.get(key.image_id)

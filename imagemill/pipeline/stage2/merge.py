@@ -15,7 +15,7 @@ docs/spec/migration.md#forward
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -157,7 +157,8 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
         remember(jsonl, merged.written or began[0], index.index)
     merged.counts["rewritten"] = int(rewritten)
     with ledger.transaction():
-        ledger.record_recorded_captions(_texts(read_recorded(jsonl), changed), changed)
+        now = read_recorded(jsonl)
+        ledger.record_recorded_captions(now.texts if changed is None else now.texts_of(changed), changed)
         if state:
             ledger.record_merged(jsonl, state, _parameters(merge), seen, compared_all=changed is None)
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting
@@ -191,14 +192,6 @@ def _changed(merge: Merge, recorded: Recorded, state: FileSignature | None, ledg
         return None
     changed = ledger.row_changes_after(last.seen)
     return None if changed is None or 2 * len(changed) > len(recorded.lines) else sorted(changed)
-
-
-def _texts(recorded: Recorded, ids: Iterable[str] | None) -> Mapping[str, str]:
-    """Return `recorded.texts`, or those of these images."""
-    if ids is None:
-        return recorded.texts
-    each = ((i, recorded.several.get(i) or recorded.captions.get(i)) for i in ids)
-    return {image_id: text for image_id, text in each if text is not None}
 
 
 def _ready_renames(recorded: Recorded, ledger: Ledger) -> list[Rename]:

@@ -79,6 +79,10 @@ class Recorded:
         """`fingerprint_texts` of the captions of each record that has one."""
         return {**self.captions, **self.several}
 
+    def texts_of(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return `texts` of these images."""
+        return {i: texts for i in ids if (texts := self.several.get(i) or self.captions.get(i))}
+
     def without(self, ids: Set[str]) -> "Recorded":
         """Return the records of the other images; all of them, without a copy, if there are no ids."""
         if not ids:

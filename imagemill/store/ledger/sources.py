@@ -83,9 +83,9 @@ class Sources(Stamped):
         """Return the images by id, or only those of `ids`."""
         return {row.image_id: row for row in self._select(SOURCES, ids)}
 
-    def source_ids(self, first: str = "", last: str | None = None) -> set[str]:
-        """Return the ids of all images that were opened, or of those from the first id to the last."""
-        where, given = ("1", ()) if last is None else ("image_id BETWEEN ? AND ?", (first, last))
+    def source_ids(self, between: tuple[str, str] | None = None) -> set[str]:
+        """Return the ids of all images that were opened, or of those from the first of two ids to the last."""
+        where, given = ("image_id BETWEEN ? AND ?", between) if between else ("1", ())
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE {where}", given)}
 
     def signatures_read(self, color: ColorSetting, ids: Sequence[str]) -> dict[str, FileSignature]:
