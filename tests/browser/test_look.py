@@ -18,7 +18,7 @@ from imagemill.pipeline.curation.near_duplicates import Group, Member
 from imagemill.store.ledger import Ledger
 from tests.helpers.product import SEARCH_PATH, photos, product, start
 from tests.helpers.situations import write_groups
-from tests.helpers.ui import CHROMIUM, STUBBED, free_port, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, STUBBED, free_port, keep_screenshot, wait_until, watched_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -172,7 +172,7 @@ def test_every_page_fits_is_accessible_and_shows_its_pictures(page, base, root, 
         page.goto(base + path)
         page.evaluate(_LOAD_ALL)
         page.wait_for_function(_LOADED)
-        page.screenshot(path=tmp_path / f"{number}.png")
+        keep_screenshot(page, tmp_path / f"{number}.png")
         if overflow := page.evaluate(_OVERFLOW):
             wrong.append(f"{path}: {overflow} pixels too wide")
         for source, drawn, own, pixels, high in page.evaluate(_PICTURES):

@@ -13,7 +13,7 @@ from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from resources.dagster_internals.events import PARENT_TAG
 from tests.helpers.product import imagemill, photos
-from tests.helpers.ui import CHROMIUM, wait_until
+from tests.helpers.ui import CHROMIUM, keep_screenshot, wait_until
 
 pytestmark = [
     pytest.mark.browser,
@@ -104,7 +104,7 @@ def test_one_click_makes_scattered_missing_images_in_three_runs(ui, root, page, 
     ended = wait_for_end(ui, run_id)
     seconds = time.monotonic() - clicked
     page.get_by_text("Success", exact=True).first.wait_for()
-    page.screenshot(path=tmp_path / "resumed.png")
+    keep_screenshot(page, tmp_path / "resumed.png")
 
     print(f"{scattered} of {images}: {seconds:.1f} s, the run {ended['endTime'] - ended['startTime']:.1f} s")
     assert [run["status"] for run in family(ui, run_id)] == ["SUCCESS"] * 3
@@ -122,7 +122,7 @@ def test_refused_image_is_named_on_the_page_of_the_run(ui, root, page, tmp_path)
     run_id = launch(ui, page)
     wait_for_end(ui, run_id)
     page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
-    page.screenshot(path=tmp_path / "refused.png")
+    keep_screenshot(page, tmp_path / "refused.png")
 
     assert [run["status"] for run in family(ui, run_id)] == ["FAILURE", "SUCCESS", "SUCCESS"]
     assert gone <= files(root)
@@ -141,7 +141,7 @@ def test_terminated_run_ends_with_its_nested_run_and_makes_the_rest_when_execute
     page.get_by_role("button", name="Terminate 1 run").click()
     wait_for_end(ui, run_id, 30)
     page.get_by_text("Canceled", exact=True).first.wait_for()
-    page.screenshot(path=tmp_path / "terminated.png")
+    keep_screenshot(page, tmp_path / "terminated.png")
 
     assert [run["status"] for run in family(ui, run_id)] == ["CANCELED", "CANCELED"]
     assert not gone <= files(root), "it was stopped before its end"

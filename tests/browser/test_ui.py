@@ -21,7 +21,7 @@ from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT
 from imagemill.store.ledger.schema import state_of_files
 from io_managers.embedding_results import FILES, INPUTS
 from tests.helpers.product import imagemill, photos, snapshot, start
-from tests.helpers.ui import CHROMIUM, node, open_graph, open_group, wait_until, watched_page
+from tests.helpers.ui import CHROMIUM, keep_screenshot, node, open_graph, open_group, wait_until, watched_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -123,7 +123,7 @@ def add_photos(root, folder, prefix, count):
 def test_graph_shows_every_asset_with_the_counts_of_graphql(ui, root, watched, tmp_path):
     """There is no console error and no failed request."""
     open_graph(watched.page, ui.url)
-    watched.page.screenshot(path=tmp_path / "graph.png")
+    keep_screenshot(watched.page, tmp_path / "graph.png")
 
     for asset in ("approved_images", *KINDS):
         stats = partitions(ui, asset)
@@ -140,7 +140,7 @@ def test_asset_page_shows_the_latest_materialisation_and_its_check(ui, watched, 
     watched.page.goto(f"{ui.url}/assets/dinov3_npy")
     watched.page.get_by_text(PREVIEW_TEXT, exact=True).wait_for()
     watched.page.get_by_text("Latest check results").wait_for()
-    watched.page.screenshot(path=tmp_path / "asset.png")
+    keep_screenshot(watched.page, tmp_path / "asset.png")
 
     assert watched.page.get_by_text("Never materialized").count() == 0
     assert watched.errors() == []
@@ -155,7 +155,7 @@ def test_partitions_page_says_how_many_images_are_materialised(ui, root, watched
 
     watched.page.goto(f"{ui.url}/assets/{asset}?view=partitions")
     watched.page.get_by_text(f"Materialized ({expected})").wait_for()
-    watched.page.screenshot(path=tmp_path / f"partitions-{asset}.png")
+    keep_screenshot(watched.page, tmp_path / f"partitions-{asset}.png")
 
     assert partitions(ui, asset)["numMaterialized"] == expected
     assert watched.errors() == []
@@ -171,7 +171,7 @@ def test_checks_page_counts_agree_with_graphql(ui, watched, tmp_path, asset):
     watched.page.get_by_text(f"Checks ({len(expected)})").wait_for()
     succeeded = watched.page.get_by_text("Succeeded", exact=True)
     succeeded.first.wait_for()
-    watched.page.screenshot(path=tmp_path / f"checks-{asset}.png")
+    keep_screenshot(watched.page, tmp_path / f"checks-{asset}.png")
 
     warned = [name for name, status in results.items() if status == "FAILED"]
     assert warned == ([INPUTS] if INPUTS in expected else []), "the broken image is named, and nothing else is wrong"
@@ -186,7 +186,7 @@ def test_refused_image_is_named_with_reason_and_remedy_after_a_run_of_the_comman
     watched.page.get_by_text(INPUTS, exact=True).first.click()
     row = watched.page.locator("tr", has_text="undecodable: ").last  # the table is itself in a row
     row.wait_for()
-    watched.page.screenshot(path=tmp_path / f"refused-{asset}.png")
+    keep_screenshot(watched.page, tmp_path / f"refused-{asset}.png")
 
     text = row.inner_text()
     assert text.startswith(BROKEN)
@@ -205,7 +205,7 @@ def test_bucket_page_shows_the_figures_and_the_folder_of_that_bucket(ui, root, p
     for bucket in (full, empty):
         page.goto(f"{ui.url}/assets/bucket_shards?view=partitions&partition={bucket}")
         page.locator("tr", has_text="size (MB)").wait_for()
-        page.screenshot(path=tmp_path / f"bucket-{bucket}.png")
+        keep_screenshot(page, tmp_path / f"bucket-{bucket}.png")
         rows = [row.split("\t") for row in page.locator("tr").all_inner_texts()]
         shown[bucket] = {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}
 
@@ -246,14 +246,14 @@ def test_preview_of_a_tick_shows_the_requested_run_and_changes_nothing(ui, root,
     page.get_by_role("button", name="Preview tick result").click()
     page.get_by_role("button", name="Continue").click()
     page.get_by_text("Requested runs (1)").wait_for()
-    page.screenshot(path=tmp_path / "tick.png")
+    keep_screenshot(page, tmp_path / "tick.png")
     dialog = page.get_by_role("dialog")
     assert "1 run request" in dialog.inner_text()
     assert "embed_images" in dialog.inner_text()
     dialog.get_by_text("Preview", exact=True).click()
     for end in ("start", "end"):
         page.get_by_text(f"asset_partition_range_{end}: {MISSING}").wait_for()
-    page.screenshot(path=tmp_path / "requested.png")
+    keep_screenshot(page, tmp_path / "requested.png")
     page.get_by_role("button", name="OK").click()
     page.get_by_role("button", name="Close").click()
 
@@ -273,7 +273,7 @@ def test_single_partition_is_materialised(ui, root, page, tmp_path):
     page.get_by_text("Select all (1)").click()
     page.keyboard.press("Escape")
     page.get_by_text("1 partition", exact=True).wait_for()
-    page.screenshot(path=tmp_path / "single.png")
+    keep_screenshot(page, tmp_path / "single.png")
     page.get_by_role("button", name="Launch 1 run").click()
     run = wait_until(
         lambda: next((r for r in newest_runs(ui) if r["runId"] != newest), None), 30, "the run is in the history"
@@ -281,7 +281,7 @@ def test_single_partition_is_materialised(ui, root, page, tmp_path):
     wait_until(lambda: run_status(ui, run["runId"]) in {"SUCCESS", "FAILURE"}, DAEMON_SECONDS, "the run ends")
     page.goto(f"{ui.url}/runs/{run['runId']}")
     page.get_by_text("Success", exact=True).first.wait_for()
-    page.screenshot(path=tmp_path / "made.png")
+    keep_screenshot(page, tmp_path / "made.png")
 
     assert run_status(ui, run["runId"]) == "SUCCESS"
     assert {"key": "dagster/partition", "value": MISSING} in run["tags"]
@@ -306,7 +306,7 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
         open_group(page, ui.url, "stage2")
         page.get_by_role("button", name="Materialize all").click()
         page.get_by_role("button", name="All", exact=True).click()
-        page.screenshot(path=tmp_path / "dialog.png")
+        keep_screenshot(page, tmp_path / "dialog.png")
         page.get_by_role("button", name="Launch backfill").click()
         backfill = wait_until(lambda: backfills(ui), 30, "the backfill is known")[0]["id"]
         page.goto(f"{ui.url}/runs/b/{backfill}")
@@ -314,11 +314,11 @@ def test_backfill_ends_with_the_broken_image_failed_and_all_others_materialised(
         # The page that stayed open updates its counts by itself.
         other.page.get_by_text(f"Materialized ({expected})").wait_for(timeout=1000 * DAEMON_SECONDS)
         other.page.get_by_text("Failed (1)").wait_for()
-        other.page.screenshot(path=tmp_path / "partitions.png")
+        keep_screenshot(other.page, tmp_path / "partitions.png")
     ended = wait_until(lambda: [b for b in backfills(ui) if b["endTimestamp"]], DAEMON_SECONDS, "the backfill ends")[0]
     page.reload()
     page.get_by_text("100% completed").first.wait_for()
-    page.screenshot(path=tmp_path / "backfill.png")
+    keep_screenshot(page, tmp_path / "backfill.png")
     assert page.get_by_text(str(expected), exact=True).count() == len(KINDS)
 
     assert ended["status"] == "COMPLETED_FAILED"
@@ -338,7 +338,7 @@ def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_tr
     failed = next(run for run in newest_runs(ui, 10) if run["status"] == "FAILURE")
     page.goto(f"{ui.url}/runs/{failed['runId']}")
     page.get_by_text(f"{BROKEN}: undecodable: ").first.wait_for()
-    page.screenshot(path=tmp_path / "failed-run.png")
+    keep_screenshot(page, tmp_path / "failed-run.png")
     assert page.get_by_text("replace the file by a complete image").count() > 0
     assert page.get_by_text("Stack Trace").count() == 0
     assert page.get_by_text("npy.py").count() == 0
@@ -348,7 +348,7 @@ def test_run_of_the_ui_that_met_a_refused_image_shows_its_reason_and_no_stack_tr
     page.goto(f"{ui.url}/assets/vae_latents?view=checks")
     page.get_by_text(INPUTS, exact=True).first.click()
     page.locator("tr", has_text="undecodable: ").last.wait_for()
-    page.screenshot(path=tmp_path / "refused-after-ui.png")
+    keep_screenshot(page, tmp_path / "refused-after-ui.png")
 
 
 def backfills(ui):
@@ -384,7 +384,7 @@ def test_run_of_the_command_line_is_terminated_and_reexecuted(ui, root, page, tm
     page.get_by_role("button", name="Terminate 1 run").click()
     output, _ = command.communicate(timeout=30)
     page.get_by_text("Canceled", exact=True).first.wait_for()
-    page.screenshot(path=tmp_path / "terminated.png")
+    keep_screenshot(page, tmp_path / "terminated.png")
 
     assert command.returncode == 130, output
     assert "to resume" in output
@@ -398,7 +398,7 @@ def test_run_of_the_command_line_is_terminated_and_reexecuted(ui, root, page, tm
     again = page.url.rsplit("/", 1)[1].partition("?")[0]
     wait_until(lambda: run_status(ui, again) in {"SUCCESS", "FAILURE"}, DAEMON_SECONDS, "the second run ends")
     page.get_by_text("Success", exact=True).first.wait_for()
-    page.screenshot(path=tmp_path / "reexecuted.png")
+    keep_screenshot(page, tmp_path / "reexecuted.png")
 
     assert run_status(ui, again) == "SUCCESS"
     assert all(new <= files(root, kind) for kind in KINDS)
@@ -417,7 +417,7 @@ def test_sensor_makes_one_run_of_two_new_files_and_both_become_samples(ui, root,
     switch.click()
     try:
         ticks = wait_until(lambda: finished_ticks(ui, 3), 2 * DAEMON_SECONDS, "three ticks have made runs")
-        page.screenshot(path=tmp_path / "sensor.png")
+        keep_screenshot(page, tmp_path / "sensor.png")
     finally:
         switch.click()
         wait_until(lambda: sensor(ui)["status"] == "STOPPED", 30, "the sensor is off")

@@ -17,10 +17,11 @@ from pathlib import Path
 from tests.helpers.product import PROJECT
 
 CHROMIUM = shutil.which("chromium")
-# No sandbox, because continuous integration runs as root. The other options prevent connections to other hosts.
+# No sandbox, because continuous integration runs as root, and no shared memory, of which a container may have 64 MB.
+# The other options prevent connections to other hosts.
 CHROMIUM_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
+    "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-first-run",
 ]  # fmt: skip
 STUBBED = Path(__file__).with_name("stubbed")
 
@@ -219,6 +220,17 @@ def watched_page(context):
         yield watched
     finally:
         page.close()
+
+
+def keep_screenshot(page, path):
+    """Save a screenshot for a person who looks at a failed test.
+
+    On a busy machine Chromium sometimes answers "Unable to capture screenshot", which says nothing about the page.
+    """
+    from playwright.sync_api import Error
+
+    with suppress(Error):
+        page.screenshot(path=path)
 
 
 def _note_console(problems, message):
