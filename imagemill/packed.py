@@ -1,4 +1,7 @@
-"""Mappings of millions of small values, packed in little memory."""
+"""Mappings of millions of small values, packed in little memory.
+
+The ids of images are keys of several of them. They are interned (`sys.intern`), so that each id is in memory once.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterator, KeysView, Mapping

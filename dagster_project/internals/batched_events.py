@@ -9,6 +9,7 @@ Private names of Dagster 1.13 are used. If one is missing, a message goes to std
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -156,7 +157,13 @@ class BatchedEventLog(SqlEventLogStorage):
             query = select(*self._stamp_columns(DynamicPartitionsTable))
             found = connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one()
         stamp = tuple(found)
-        keys = known.keys if known and known.stamp == stamp else tuple(super().get_dynamic_partitions(name))
+        keys = (
+            known.keys
+            if known and known.stamp == stamp
+            else tuple(
+                map(sys.intern, super().get_dynamic_partitions(name))  # ids, which other tables have too
+            )
+        )
         self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
         return list(keys)
 

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
@@ -89,7 +90,7 @@ class SpanTable(PackedMapping[int, Span], MutableMapping[str, Span]):
         if path not in self._paths:
             self._paths.append(path)
         place = self._paths.index(path) << _OFFSET_BITS | offset
-        self._packed[key] = (place << _LENGTH_BITS | length) << _NUMBER_BITS | number
+        self._packed[sys.intern(key)] = (place << _LENGTH_BITS | length) << _NUMBER_BITS | number
 
     def length(self, key: str) -> int:
         """Return the length of a span."""

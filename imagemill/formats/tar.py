@@ -23,9 +23,10 @@ import tarfile
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.ids import name_problem
@@ -66,8 +67,7 @@ _AHEAD = 16
 _WRITE_BACK = 2 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     """Position of a sample in its shard, in bytes from the beginning.
 
     Attributes:
@@ -94,7 +94,9 @@ class IndexEntry:
         """Return the entry with these members, which are as those of `members`."""
         found = tuple(members)
         places = b"".join(_PLACE.pack(offset - self.offset, size) for _, offset, size in found)
-        return replace(self, suffixes=_shared(tuple(suffix for suffix, _, _ in found)), places=_shared(places))
+        return msgspec.structs.replace(
+            self, suffixes=_shared(tuple(suffix for suffix, _, _ in found)), places=_shared(places)
+        )
 
 
 # ---- writing

@@ -82,7 +82,7 @@ class FileListing(PackedMapping[int, FileSignature]):
 
 
 def _rows(names: Iterable[str]) -> dict[str, int]:
-    return dict(zip(names, itertools.count()))
+    return dict(zip(map(sys.intern, names), itertools.count()))
 
 
 def list_files(folder: Path, suffix: str, like: FileListing | None = None) -> FileListing:

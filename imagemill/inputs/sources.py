@@ -1,5 +1,6 @@
 """The approved images that scan.py finds in a listing: one, or all in little memory."""
 
+import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -44,7 +45,7 @@ class SourceTable(PackedMapping[bytes, SourceFile]):
     """
 
     def __init__(self, sources: Iterable[SourceFile] = ()) -> None:
-        self._packed = {source.image_id: _pack(source) for source in sources}
+        self._packed = {sys.intern(source.image_id): _pack(source) for source in sources}
 
     def _unpacked(self, key: str, packed: bytes) -> SourceFile:
         image, stat, caption, changed_ns, captions = _decode(packed)

@@ -19,9 +19,12 @@ def survey(folder: Folder, ledger: Ledger, scan: Scan | None = None, *, inputs: 
     if first:
         read_metadata(folder, scan, ledger, inputs)
     problems: list[Problem] = []
-    for part in in_parts(scan.sources.values()):
-        known = ledger.captions([source.image_id for source in part if source.caption is not None])
-        captions, found = read_captions(folder, part, known, inputs, after_metadata=first)
+    for ids in in_parts(sorted(scan.sources)):
+        signatures = ledger.sidecar_signatures(ids[0], ids[-1])
+        sources = [source for source in map(scan.sources.__getitem__, ids) if source.caption is not None]
+        unread = [source for source in sources if signatures.get(source.image_id) != source.caption]
+        known = ledger.captions([source.image_id for source in unread])
+        captions, found = read_captions(folder, unread, known, inputs, after_metadata=first)
         ledger.record_captions(captions)
         problems += found
     with ledger.transaction():

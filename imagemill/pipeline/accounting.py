@@ -21,6 +21,7 @@ from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embeddin
 from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS
 from imagemill.models import CAPTIONER
+from imagemill.parts import in_parts
 from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
@@ -191,12 +192,12 @@ def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:
 
     A run that has read one without a text has recorded a problem of the file or of the image.
     """
-    sources, known = scan.sources, ledger.sidecar_signatures()
-    unread = {
-        image_id
-        for image_id, source in sources.items()
-        if source.caption is not None and known.get(image_id) != source.caption
-    }
+    sources = scan.sources
+    unread: set[str] = set()
+    for ids in in_parts(sorted(sources)):
+        known = ledger.sidecar_signatures(ids[0], ids[-1])
+        with_captions = ((image_id, sources[image_id].caption) for image_id in ids)
+        unread.update(i for i, caption in with_captions if caption is not None and known.get(i) != caption)
     read = {
         p.item
         for p in ledger.problems(sorted(unread))

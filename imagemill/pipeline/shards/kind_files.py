@@ -68,6 +68,11 @@ class KindFiles:
         """Return the row of an image's file if the file is the one that the row describes."""
         return self._unchanged.get(image_id)
 
+    def models(self, first: str, last: str) -> dict[str, tuple[FileSignature, str]]:
+        """Return signature and model key of each file that its row describes, of the images from the first id to the last."""
+        rows, listing = self.ledger.file_models(self.spec.kind, first, last), self._listing
+        return {image_id: (signature, key) for image_id, signature, key in rows if listing.get(image_id) == signature}
+
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
         """Return the row of this record's file, or the reason why it is not packed.
 

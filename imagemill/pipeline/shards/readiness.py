@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -96,7 +96,7 @@ class ReadySample(msgspec.Struct, frozen=True, gc=False):
         return self.models or tuple(file.model_key for file in self.files)
 
 
-class KnownSample(NamedTuple):
+class KnownSample(msgspec.Struct, frozen=True, gc=False):
     """A sample of a present set that has not changed since it was packed. `digest`: see `sample_digest`."""
 
     bucket: str
@@ -163,12 +163,12 @@ def find_ready(
     spans = read_recorded(jsonl).lines if known else SpanTable()
     kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), strict=True)]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
-    models: dict[tuple[str, ...], tuple[str, ...]] = {}
+    shared: dict[Any, Any] = {}
     with SpanReader() as reader:
         for part in map(dict, in_parts(lines, LOOKED_AT_ONCE)):
+            stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, shared)
             for kind in kinds:
-                kind.look_up(list(part))
-            stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, models)
+                kind.look_up([item for item in part if item not in stay])
             records = {
                 item: _read(spans[item], reader, found, tokens) if line is None else line
                 for item, line in part.items()
@@ -180,7 +180,7 @@ def find_ready(
                 if sample is None and (record := records[item]) is not None:
                     sample = _judged(item, record, sources.get(item), kinds, chosen, left_out, found)
                 if sample is not None:
-                    found.ready.append(sample if loaded else _unloaded(sample, kinds, models))
+                    found.ready.append(sample if loaded else _unloaded(sample, kinds, shared))
                     on_ready(found)
     found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
@@ -268,23 +268,27 @@ def _packed(raw: bytes, masks: Mapping[bytes, tuple[int, ...]]) -> tuple[bytes, 
     return encode_sorted(value), tuple(value.get("t5_attention_mask", ()))
 
 
-def _unloaded(
-    sample: ReadySample, kinds: Sequence[KindFiles], models: dict[tuple[str, ...], tuple[str, ...]]
-) -> ReadySample:
-    """Return a sample without record, mask and files, if the ledger has the rows of its files. `models`: see `_light`."""
+def _unloaded(sample: ReadySample, kinds: Sequence[KindFiles], shared: dict[Any, Any]) -> ReadySample:
+    """Return a sample without record, mask and files, if the ledger has the rows of its files. `shared`: see `_light`."""
     files = sample.files
     if not files or not all(kind.unchanged(sample.image_id) is file for kind, file in zip(kinds, files, strict=True)):
         return sample
-    return _light(sample.image_id, sample.bucket, digest_of_files(sample), files, models)
+    models = [(file.stat, file.model_key) for file in files]
+    return _light(sample.image_id, sample.bucket, digest_of_files(sample), models, shared)
 
 
 def _light(
-    image_id: str, bucket: str, digest: str, files: Sequence[FileRow], models: dict[tuple[str, ...], tuple[str, ...]]
+    image_id: str, bucket: str, digest: str, files: Sequence[tuple[FileSignature, str]], shared: dict[Any, Any]
 ) -> ReadySample:
-    """Return a sample that is not loaded. `models`: model keys of other samples, of which equal ones are shared."""
-    keys = tuple([file.model_key for file in files])
-    size = sum([signature_bytes(file.stat) for file in files])
-    return ReadySample(image_id, bucket, digest=digest, models=models.setdefault(keys, keys), size=size)
+    """Return a sample that is not loaded.
+
+    `files`: signature and model key of each. `shared`: values of other samples, of which equal ones are in memory once.
+    """
+    keys = tuple([model_key for _, model_key in files])
+    size = sum([signature_bytes(signature) for signature, _ in files])
+    return ReadySample(
+        image_id, bucket, digest=digest, models=shared.setdefault(keys, keys), size=shared.setdefault(size, size)
+    )
 
 
 def digest_of_files(sample: ReadySample) -> str:
@@ -340,14 +344,18 @@ def _latest_records(jsonl: Path, found: Readiness, tokens: int) -> dict[str, Pac
 
 
 def _with_files(
-    known: Mapping[str, KnownSample], kinds: Sequence[KindFiles], models: dict[tuple[str, ...], tuple[str, ...]]
+    known: Mapping[str, KnownSample], kinds: Sequence[KindFiles], shared: dict[Any, Any]
 ) -> dict[str, ReadySample]:
     """Return those of these known samples whose files are the ones of their rows."""
+    if not known:
+        return {}
+    first, last = min(known), max(known)
+    models = [kind.models(first, last) for kind in kinds]
     found = {}
-    for image_id, (bucket, digest) in known.items():
-        files = [kind.unchanged(image_id) for kind in kinds]
+    for image_id, sample in known.items():
+        files = [of_kind.get(image_id) for of_kind in models]
         if None not in files:
-            found[image_id] = _light(image_id, bucket, digest, files, models)  # type: ignore[arg-type]
+            found[image_id] = _light(image_id, sample.bucket, sample.digest, files, shared)  # type: ignore[arg-type]
     return found
 
 

@@ -17,6 +17,7 @@ Spec: docs/spec/shards.md#incremental-updates
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,7 +222,11 @@ def read_index(folder: Path) -> list[IndexLine]:
 
 
 def sharing(line: IndexLine, values: dict[str | int, str | int]) -> IndexLine:
-    """Let a line share equal names of tars and sizes with earlier lines, which halves its memory. `values`: theirs."""
+    """Let a line share its id with other tables, and names of tars and sizes with earlier lines: half its memory.
+
+    `values`: those of earlier lines.
+    """
+    msgspec.structs.force_setattr(line, "image_id", sys.intern(line.image_id))
     for name in _SHARED:
         value = getattr(line, name)
         msgspec.structs.force_setattr(line, name, values.setdefault(value, value))

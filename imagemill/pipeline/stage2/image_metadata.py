@@ -121,11 +121,13 @@ def _size_as_listed(folder: Path, name: str, _: FileSignature) -> tuple[int, int
 def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
     """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
     color = PixelRule.read(ledger).color
-    sources = (source for source in scan.sources.values() if up_to is None or source.image_id <= up_to)
+    ids = sorted(image_id for image_id in scan.sources if up_to is None or image_id <= up_to)
     with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
-        for part in in_parts(sources):
-            read = ledger.signatures_read(color, [source.image_id for source in part])
-            unknown = [source for source in part if read.get(source.image_id) != source.stat]
+        for part in in_parts(ids):
+            read = ledger.signatures_read(color, part[0], part[-1])
+            unknown = [
+                source for source in map(scan.sources.__getitem__, part) if read.get(source.image_id) != source.stat
+            ]
             for chunk in in_parts(_unopened(unknown, ledger), _CHUNK):
                 results = list(map_on(pool, lambda source: _facts_or_problem(approved, source, color), chunk))
                 with ledger.transaction():
@@ -180,14 +182,15 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     # If the ledger was lost, nothing shows which captions a preview model wrote: if one was used, none counts as real.
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
     recorded = inventory.recorded
-    for part in in_parts(recorded.captions):
+    for part in in_parts(sorted(recorded.captions)):
         _adopt_captions(part, origin, recorded, inventory, ledger)
 
 
 def _adopt_captions(ids: Sequence[str], origin: str, recorded: Recorded, inventory: Inventory, ledger: Ledger) -> None:
-    """Adopt the captions of these records. `origin`: of captions that the ledger lacks."""
-    sources, known, merged = inventory.scan.sources, ledger.caption_keys(ids), ledger.recorded_captions(ids)
-    texts = recorded.texts_of(ids)
+    """Adopt the captions of these records, sorted by id. `origin`: of captions that the ledger lacks."""
+    sources, texts, between = inventory.scan.sources, recorded.texts_of(ids), (ids[0], ids[-1])
+    known = {i: key for i, key in ledger.caption_keys(between).items() if i in texts}
+    merged = ledger.recorded_captions(between)
 
     def has_another(key: CaptionKey) -> bool:
         source = sources.get(key.image_id)

@@ -8,6 +8,7 @@ Spec: docs/spec/conventions.md#completion, docs/spec/conventions.md#staleness, d
 """
 
 import functools
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -396,7 +397,7 @@ def complete_images(
                 for image_id, signature, source in ledger.file_inputs(spec.kind, *ids)
                 if listing.get(image_id) == signature and inputs.get(image_id) == source
             }
-        complete |= found
+        complete.update(map(sys.intern, found))
     return complete
 
 

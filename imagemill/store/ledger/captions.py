@@ -119,7 +119,7 @@ class RecordedCaption(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
-class CaptionKey(msgspec.Struct, frozen=True):
+class CaptionKey(msgspec.Struct, frozen=True, gc=False):
     """The identifying fields of a caption, without its mask, and without its text unless there are several."""
 
     image_id: str
@@ -139,16 +139,22 @@ _RECORD = stamped(
 _KEYS = Table("captions", CaptionKey, conflict=BOOL, texts=_TEXTS)
 
 
+def _where(between: tuple[str, str] | None) -> str:
+    return "image_id BETWEEN ? AND ?" if between else "1"
+
+
 class Captions(Stamped):
     """Reads and writes of captions."""
 
-    def caption_keys(self, ids: Sequence[str] | None = None) -> dict[str, CaptionKey]:
-        """Return every caption, or those of `ids`, without text and mask, including outdated ones."""
-        return {row.image_id: row for row in self._select(_KEYS, ids)}
+    def caption_keys(self, between: tuple[str, str] | None = None) -> dict[str, CaptionKey]:
+        """Return every caption, or those from the first of two ids to the last, without text and mask, also outdated ones."""
+        return {row.image_id: row for row in self._select(_KEYS, where=_where(between), given=between or ())}
 
-    def recorded_captions(self, ids: Sequence[str] | None = None) -> dict[str, str]:
-        """Return the fingerprint of each record's caption after the last merge, or those of `ids`."""
-        return {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS, ids)}
+    def recorded_captions(self, between: tuple[str, str] | None = None) -> dict[str, str]:
+        """Return the fingerprint of each record's caption after the last merge, of the images as for `caption_keys`."""
+        return dict(
+            self._rows(f"SELECT image_id, fingerprint FROM recorded_captions WHERE {_where(between)}", between or ())
+        )  # type: ignore[arg-type]
 
     def has_recorded_captions(self) -> bool:
         """Return whether `recorded_captions` has any."""
@@ -160,7 +166,7 @@ class Captions(Stamped):
 
     def record_recorded_captions(self, fingerprints: Mapping[str, str], ids: Sequence[str] | None = None) -> None:
         """Replace the recorded fingerprints, or those of `ids`, by these, which the records have after a merge."""
-        known = self.recorded_captions(ids)
+        known = {row.image_id: row.fingerprint for row in self._select(RECORDED_CAPTIONS, ids)}
         with self.transaction():
             gone = [image_id for image_id in known if image_id not in fingerprints]
             self._delete("recorded_captions", gone)
@@ -214,9 +220,10 @@ class Captions(Stamped):
         captioned = f"SELECT 1 FROM captions WHERE captions.image_id = sources.image_id AND NOT ({_OUTDATED})"
         return [image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE NOT EXISTS ({captioned})")]
 
-    def sidecar_signatures(self) -> dict[str, str | None]:
-        """Return the signature column of each caption that is not outdated, by image id."""
-        return dict(self._rows(f"SELECT image_id, signature FROM captions WHERE NOT ({_OUTDATED})"))  # type: ignore[arg-type]
+    def sidecar_signatures(self, first: str, last: str) -> dict[str, str | None]:
+        """Return the signature column of each caption that is not outdated, as `caption_fingerprints`."""
+        where = f"image_id BETWEEN ? AND ? AND NOT ({_OUTDATED})"
+        return dict(self._rows(f"SELECT image_id, signature FROM captions WHERE {where}", (first, last)))  # type: ignore[arg-type]
 
     def unmasked(self, tokens: int) -> list[CaptionRow]:
         """Return the captions without a mask of this length, except outdated ones."""

@@ -85,6 +85,11 @@ class Files(Stamped):
         where = "kind = ? AND image_id BETWEEN ? AND ?"
         return set(self._rows(f"SELECT image_id, signature FROM files WHERE {where}", (kind, first, last)))  # type: ignore[arg-type]
 
+    def file_models(self, kind: str, first: str, last: str) -> Iterator[tuple[str, FileSignature, str]]:
+        """Yield image id, signature and model key of each valid file of a kind. `first`, `last`: as for `file_states`."""
+        where = "kind = ? AND image_id BETWEEN ? AND ?"
+        return self._rows(f"SELECT image_id, signature, maker FROM files WHERE {where}", (kind, first, last))  # type: ignore[return-value]
+
     def file_inputs(self, kind: str, first: str, last: str) -> Iterator[tuple[str, FileSignature, str]]:
         """Yield image id, signature and source of each file of a kind that has a known source and is not superseded.
 

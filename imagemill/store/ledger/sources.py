@@ -88,14 +88,13 @@ class Sources(Stamped):
         where, given = ("image_id BETWEEN ? AND ?", between) if between else ("1", ())
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE {where}", given)}
 
-    def signatures_read(self, color: ColorSetting, ids: Sequence[str]) -> dict[str, FileSignature]:
-        """Return, by id, the signature of each of these images of which everything is known that the setting needs.
+    def signatures_read(self, color: ColorSetting, first: str, last: str) -> dict[str, FileSignature]:
+        """Return, by id, the signature of each image of which everything is known that the setting needs.
 
-        See `SourceRow.is_read`.
+        `first`, `last`: ids between which the images are. See `SourceRow.is_read`.
         """
-        known = "1" if color == IGNORE else "color IS NOT NULL"
-        where = f"{known} AND image_id IN (SELECT value FROM json_each(?))"
-        return dict(self._rows(f"SELECT image_id, signature FROM sources WHERE {where}", (json_of(ids),)))  # type: ignore[arg-type]
+        where = "image_id BETWEEN ? AND ?" + ("" if color == IGNORE else " AND color IS NOT NULL")
+        return dict(self._rows(f"SELECT image_id, signature FROM sources WHERE {where}", (first, last)))  # type: ignore[arg-type]
 
     def first_frames(self) -> set[str]:
         """Return the images of which only one of several pictures is used."""
