@@ -10,9 +10,10 @@ import functools
 import itertools
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
@@ -62,6 +63,15 @@ class _PartitionKeys(NamedTuple):
     version: object
     stamp: tuple[object, ...]
     keys: tuple[str, ...]
+
+
+class KeyList(list[str]):
+    """Different keys, whose `index` is fast if they are sorted: Dagster looks up both ends of each range among all keys."""
+
+    def index(self, key: str, *bounds: SupportsIndex) -> int:
+        """Return the position of a key, between `bounds` if given; raise ValueError as a list does."""
+        at = bisect_left(self, key)
+        return at if not bounds and at < len(self) and self[at] == key else super().index(key, *bounds)
 
 
 class BatchedEventLog(SqlEventLogStorage):
@@ -127,17 +137,15 @@ class BatchedEventLog(SqlEventLogStorage):
         if AssetEventTagsTable is None:
             super()._store_asset_event_tags(conn, events, event_ids)
             return
-        rows = [
-            {
-                "event_id": number,
-                "asset_key": _key(event),
-                "key": key,
-                "value": value,
-                "event_timestamp": self._event_insert_timestamp(event),
-            }
-            for event, number in zip(events, event_ids, strict=True)
-            for key, value in self._tags_for_asset_event(event).items()
-        ]
+        rows: list[dict[str, Any]] = []
+        for event, number in zip(events, event_ids, strict=True):
+            if tags := self._tags_for_asset_event(event):
+                of_event = {"event_id": number, "asset_key": _key(event)}
+                timestamp = self._event_insert_timestamp(event)
+                rows += [
+                    {**of_event, "key": key, "value": value, "event_timestamp": timestamp}
+                    for key, value in tags.items()
+                ]
         if rows:
             self._has_tags = self._has_tags or self.has_table(AssetEventTagsTable.name)
             if self._has_tags:
@@ -153,7 +161,7 @@ class BatchedEventLog(SqlEventLogStorage):
         with self.index_connection() as connection:
             version = self._version(connection)
             if known and version is not None and known.version == version:
-                return list(known.keys)
+                return KeyList(known.keys)
             query = select(*self._stamp_columns(DynamicPartitionsTable))
             found = connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one()
         stamp = tuple(found)
@@ -165,7 +173,7 @@ class BatchedEventLog(SqlEventLogStorage):
             )
         )
         self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
-        return list(keys)
+        return KeyList(keys)
 
     def get_existing_dynamic_partitions(
         self, partitions_def_name: str, partition_keys: Sequence[str]

@@ -194,6 +194,22 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
         assert log.get_dynamic_partitions("images") == KEYS
 
 
+@given(st.lists(st.text(), unique=True), st.booleans(), st.text(), st.integers(-3, 3))
+def test_key_is_found_where_it_is_in_any_order(keys, in_order, other, start):
+    found = batched_events.KeyList(sorted(keys) if in_order else keys)
+
+    assert [found.index(key) for key in found] == list(range(len(found)))
+    for bounds in [(), (start,)]:
+        assert _index_or_none(found, other, *bounds) == _index_or_none(list(found), other, *bounds)
+
+
+def _index_or_none(keys, key, *bounds):
+    try:
+        return keys.index(key, *bounds)
+    except ValueError:
+        return None
+
+
 def test_tags_of_a_large_batch_belong_to_its_events(data_root):
     """A batch that needs several statements: the ids of its rows follow each other."""
     keys = [f"image{number:04d}" for number in range(400)]
