@@ -1,6 +1,9 @@
 """`counts` and `changes`: counters of each run, and changes to each image since the last merge of the records."""
 
+import sys
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -46,11 +49,14 @@ class Counts(Database):
         """Insert or replace the counters of one asset in one run."""
         self._insert(COUNTS, [RunCounts(run_id, asset, counts)])
 
-    def changes(self) -> dict[str, set[tuple[str, str]]]:
-        """Return (asset, change) pairs per image since the last merge."""
-        found: dict[str, set[tuple[str, str]]] = {}
-        for row in self._select(CHANGES):
-            found.setdefault(row.item, set()).add((row.asset, row.what))
+    def changes(self) -> dict[str, frozenset[tuple[str, str]]]:
+        """Return (asset, change) pairs per image since the last merge. Images with equal pairs share one set."""
+        found: dict[str, frozenset[tuple[str, str]]] = {}
+        shared: dict[frozenset[tuple[str, str]], frozenset[tuple[str, str]]] = {}
+        rows = self._rows("SELECT item, asset, what FROM changes ORDER BY item")
+        for item, of_item in groupby(rows, itemgetter(0)):
+            made = frozenset([(asset, what) for _, asset, what in of_item])
+            found[sys.intern(item)] = shared.setdefault(made, made)
         return found
 
     def record_changes(self, rows: Iterable[tuple[str, str, str]]) -> None:
