@@ -47,7 +47,7 @@ from imagemill.look.records import (
 )
 from imagemill.look.selection import PAGE_SIZE, View
 from imagemill.look.similar import Similar
-from imagemill.pipeline.changes import Changes, parse_since, read_changes
+from imagemill.pipeline.changes import Changes, parse_since, read_changes, written_time
 from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary, summary_path
 from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.image_states import latent_picture, read_states
@@ -58,7 +58,7 @@ from imagemill.pipeline.stage2.models_in_use import preview_kinds
 from imagemill.pipeline.stage2.record_index import known_images, read_recorded
 from imagemill.pipeline.stage_a.missions import mission_folder, missions
 from imagemill.store.ledger import SourceRow
-from imagemill.store.ledger.overview import ImageState, Numbers, Overview, Selection
+from imagemill.store.ledger.overview import ImageState, Numbers, Overview, Selection, show_of
 
 T = TypeVar("T")
 
@@ -300,10 +300,10 @@ class Viewer:
         return self._shown_changes(self._now(), since)
 
     def _shown_changes(self, table: Overview, since: str) -> ShownChanges:
-        changes = self._changes(since)
-        parts = {kind: _of_change(Selection(), kind, items) for kind, items in changes.images.items()}
-        counts = {kind: table.count(part) for kind, part in parts.items()}
-        return ShownChanges(changes.since, counts, changes.unknown)
+        ledger = self.session.reading
+        began = parse_since(since, ledger)
+        counts = table.counts_since(self.session.root.ledger, began)
+        return ShownChanges(written_time(began), counts, ledger.unknown_times())
 
     def _changes(self, since: str) -> Changes:
         return read_changes(self.session.reading, parse_since(since, self.session.reading))
@@ -538,8 +538,8 @@ class Viewer:
 
 
 def _of_change(selection: Selection, kind: str, items: Sequence[str]) -> Selection:
-    """Return the part of a selection that changed. Withdrawn images are in their own filter only."""
-    show = "withdrawn" if kind == "withdrawn" and selection.show == "all" else selection.show
+    """Return the part of a selection that changed."""
+    show = show_of(kind) if selection.show == "all" else selection.show
     return msgspec.structs.replace(selection, among=tuple(items), show=show)
 
 

@@ -33,8 +33,12 @@ class Changes(msgspec.Struct, frozen=True):
 
 def read_changes(ledger: Ledger, since: int) -> Changes:
     """Return what changed at or after a time, in seconds since the epoch."""
-    start = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-    return Changes(start, dict(ledger.changed_since(since)), ledger.unknown_times())
+    return Changes(written_time(since), dict(ledger.changed_since(since)), ledger.unknown_times())
+
+
+def written_time(since: int) -> str:
+    """Return a time, in seconds since the epoch, as UTC, ISO 8601."""
+    return datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
 
 
 def parse_since(text: str, ledger: Ledger, now: datetime | None = None) -> int:

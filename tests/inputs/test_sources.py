@@ -1,10 +1,14 @@
 """A table of approved images gives back what it was given."""
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.ids import image_id_of
-from imagemill.fs.fingerprints import FileSignature
+from imagemill.formats.jsonl import Span, SpanTable
+from imagemill.fs.fingerprints import FileSignature, posix_signature
+from imagemill.fs.listing import FileListing
 from imagemill.inputs.sources import SourceFile, SourceTable
 
 _PART = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=8)
@@ -32,3 +36,16 @@ def test_table_has_the_images_in_their_order(sources: list[SourceFile]) -> None:
     assert all(image_id in table for image_id in expected)
     assert table.get("no image has so long an id") is None
     assert "no image has so long an id" not in table
+
+
+def test_ids_of_all_tables_are_in_memory_once() -> None:
+    made = ["".join(["photo", "0001"]) for _ in range(3)]  # equal strings that are not the same
+    image = SourceFile(made[0], "photo0001.jpg", posix_signature(1, 2, 3), None, 4)
+
+    tables = (
+        SourceTable([image]),
+        FileListing([(made[1], 1, 2, 3)]),
+        SpanTable([(made[2], Span(Path("file"), 1, 0, 9))]),
+    )
+
+    assert len({id(key) for table in tables for key in table}) == 1

@@ -319,13 +319,13 @@ def test_numbers_of_the_first_page_are_computed_once_for_each_state(client, root
 
 @pytest.mark.parametrize(("seconds", "times"), [(60.0, 1), (-1.0, 2)])
 def test_changes_of_a_day_are_counted_again_after_a_while(client, monkeypatch, seconds, times):
-    counted, changed_since = [], Ledger.changed_since
+    counted, counts_since = [], Overview.counts_since
 
-    def noted(self, since):
-        counted.append(since)
-        return changed_since(self, since)
+    def noted(self, *given):
+        counted.append(given)
+        return counts_since(self, *given)
 
-    monkeypatch.setattr(Ledger, "changed_since", noted)
+    monkeypatch.setattr(Overview, "counts_since", noted)
     monkeypatch.setattr(viewer, "_RECENT_SECONDS", seconds)
     page(client, "/")
     before = len(counted)

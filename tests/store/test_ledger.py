@@ -404,3 +404,14 @@ def test_rows_of_some_images_are_those_among_the_rows_of_all(files, ids, togethe
             key: row for key, row in ledger.files("k").items() if key[0] in asked
         }
         assert len(found) == len(set(found))
+
+
+def test_changes_of_images_with_equal_ones_are_in_memory_once(ledger):
+    ledger.record_changes([(i, kind, "computed") for i in "abc" for kind in ("x", "y")])
+    ledger.record_changes([("c", "x", "linked"), ("a", "x", "computed")])
+
+    found = ledger.changes()
+
+    both = {("x", "computed"), ("y", "computed")}
+    assert found == {"a": both, "b": both, "c": both | {("x", "linked")}}
+    assert found["a"] is found["b"]

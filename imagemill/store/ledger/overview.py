@@ -16,6 +16,7 @@ import msgspec
 from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
 from imagemill.domain.filters import FILTERS
 from imagemill.store.ledger.database import IN_MEMORY, Database, attached
+from imagemill.store.ledger.recent import queries_since
 from imagemill.store.ledger.table import BOOL, Codec, Table, in_statements
 
 
@@ -145,6 +146,11 @@ class Selection(msgspec.Struct, frozen=True):
             parts.append("item IN (SELECT value FROM json_each(?))")
             given.append(msgspec.json.encode(self.among).decode())
         return " AND ".join(parts), given
+
+
+def show_of(change: str) -> str:
+    """Return the filter that shows the inputs of a kind of change: withdrawn images are in their own filter only."""
+    return _WITHDRAWN if change == _WITHDRAWN else "all"
 
 
 class Listed(NamedTuple):
@@ -293,6 +299,20 @@ class Overview(Database):
         """Return the number of selected inputs."""
         where, given = selection.condition()
         return self._number(f"SELECT count(*) FROM states WHERE {where}", given)
+
+    def counts_since(self, ledger: Path, since: int) -> dict[str, int]:
+        """Return the number of inputs for each kind of change since a time, in seconds since the epoch, see `CHANGES_SINCE`.
+
+        Withdrawn ones count as withdrawn alone. `ledger`: its path.
+        """
+        with self._errors(), attached(self._db, ledger, "ledger"):
+            return {
+                kind: self._number(
+                    f"SELECT count(*) FROM states WHERE item IN ({query}) AND {Selection(show_of(kind)).condition()[0]}",
+                    (since,),
+                )
+                for kind, query in queries_since("ledger").items()
+            }
 
     def numbers(self) -> Numbers:
         """Return the numbers of the first page. They are computed once, and again after marks have been set."""

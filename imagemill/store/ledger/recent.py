@@ -44,19 +44,24 @@ _NOT_ADDED = "(s.added_at IS NULL OR s.added_at < ?1)"
 _FAULT = "reason NOT IN ({})".format(", ".join(f"'{reason}'" for reason in sorted(DECISIONS)))
 _SECONDS = "CAST(strftime('%s', at) AS INT)"
 _QUERIES = {
-    "added": "SELECT image_id FROM sources WHERE added_at >= ?1",
-    "replaced": f"SELECT image_id FROM sources s WHERE changed_at >= ?1 AND {_NOT_ADDED}",
-    "recaptioned": "SELECT c.image_id FROM captions c JOIN sources s USING (image_id)"
+    "added": "SELECT image_id FROM {db}sources WHERE added_at >= ?1",
+    "replaced": f"SELECT image_id FROM {{db}}sources s WHERE changed_at >= ?1 AND {_NOT_ADDED}",
+    "recaptioned": "SELECT c.image_id FROM {db}captions c JOIN {db}sources s USING (image_id)"
     f" WHERE c.changed_at >= ?1 AND {_NOT_ADDED}",
-    "recomputed": "SELECT DISTINCT f.image_id FROM files f JOIN sources s USING (image_id)"
+    "recomputed": "SELECT DISTINCT f.image_id FROM {db}files f JOIN {db}sources s USING (image_id)"
     f" WHERE f.changed_at >= ?1 AND {_NOT_ADDED}",
-    "withdrawn": f"SELECT image_id FROM withdrawn WHERE {_SECONDS} >= ?1",
-    "newly_refused": f"SELECT DISTINCT item FROM problems WHERE outcome = 'refused' AND {_FAULT} AND {_SECONDS} >= ?1",
-    "solved": f"SELECT DISTINCT item FROM solved o WHERE solved_at >= ?1 AND {_FAULT}"
-    " AND NOT EXISTS (SELECT 1 FROM problems p WHERE p.item = o.item AND p.asset = o.asset)",
-    "gone": "SELECT image_id FROM gone WHERE at >= ?1",
+    "withdrawn": f"SELECT image_id FROM {{db}}withdrawn WHERE {_SECONDS} >= ?1",
+    "newly_refused": f"SELECT DISTINCT item FROM {{db}}problems WHERE outcome = 'refused' AND {_FAULT} AND {_SECONDS} >= ?1",
+    "solved": f"SELECT DISTINCT item FROM {{db}}solved o WHERE solved_at >= ?1 AND {_FAULT}"
+    " AND NOT EXISTS (SELECT 1 FROM {db}problems p WHERE p.item = o.item AND p.asset = o.asset)",
+    "gone": "SELECT image_id FROM {db}gone WHERE at >= ?1",
 }
 CHANGES_SINCE = tuple(_QUERIES)
+
+
+def queries_since(db: str = "main") -> dict[str, str]:
+    """Return the query of each kind of change since `?1`, in seconds since the epoch. `db`: SQLite's name of the ledger."""
+    return {kind: query.format(db=f"{db}.") for kind, query in _QUERIES.items()}
 
 
 class Recent(Database):
@@ -68,7 +73,7 @@ class Recent(Database):
         Args:
             since: seconds since the epoch.
         """
-        for name, query in _QUERIES.items():
+        for name, query in queries_since().items():
             yield name, sorted(item for (item,) in self._rows(query, (since,)))
 
     def unknown_times(self) -> int:
