@@ -115,24 +115,27 @@ def write_energon(
     """
     meta = folder / META
     meta.mkdir()
-    indices = {}
+    gone, indices, numbers, exclude = frozenset(dead), {}, {}, []
     for name, entries in shards:
         ends = [entries[-1].offset + entries[-1].size] if entries else [0]
         offsets = [*(entry.offset for entry in entries), *ends]
         index = struct.pack(f"<{len(offsets)}Q", *offsets)
         if earlier is None or not _is_linked(earlier, name, folder, index):
             indices[folder / f"{name}{TAR_INDEX_SUFFIX}"] = index
-    counts = _json({"shard_counts": {name: len(entries) for name, entries in shards}})
+        numbers[name] = len(entries)
+        if gone:
+            exclude += [f"{name}/{entry.key}" for entry in entries if (name, entry.offset) in gone]
+    counts = _json({"shard_counts": numbers})
     documents = {
         meta / ".info.json": counts,
         meta / ".info.yaml": counts,
-        meta / "split.yaml": _json(_split(shards, dead)),
+        meta / "split.yaml": _json(_split(list(numbers), exclude)),
         meta / "dataset.yaml": _json({**_LOADER, "subflavors": {"bucket": bucket}}),
         meta / "index.uuid": _uuid(shards, dead).encode(),
     }
     for path, content in {**indices, **documents}.items():
         path.write_bytes(content)
-    _write_sqlite(meta / SQLITE, folder, shards, frozenset(dead), earlier)
+    _write_sqlite(meta / SQLITE, folder, shards, gone, earlier)
     # `flush_files` takes the files of one folder.
     for paths in (list(indices), [*documents, meta / SQLITE]):
         for error in flush_files(paths).values():
@@ -187,12 +190,10 @@ def _json(document: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _split(shards: Sequence[Shard], dead: Collection[Place]) -> dict[str, object]:
-    gone = frozenset(dead)
-    exclude = [f"{name}/{entry.key}" for name, entries in shards for entry in entries if (name, entry.offset) in gone]
+def _split(tars: Sequence[str], exclude: Iterable[str]) -> dict[str, object]:
     # Energon expands `{a,b}` in these names as a shell does.
-    exclude = [name.replace("{", "\\{").replace("}", "\\}") for name in exclude]
-    return {"split_parts": {"train": [name for name, _ in shards], "val": [], "test": []}, "exclude": exclude}
+    escaped = [name.replace("{", "\\{").replace("}", "\\}") for name in exclude]
+    return {"split_parts": {"train": tars, "val": [], "test": []}, "exclude": escaped}
 
 
 def _uuid(shards: Sequence[Shard], dead: Collection[Place]) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -238,11 +238,31 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 class _Tar(NamedTuple):
-    """One tar of the new set: its samples for Energon, for the index, and its entry in the manifest."""
+    """One tar of the new set: its samples for the index, its entry in the manifest, and suffixes and places of the members.
 
-    entries: list[IndexEntry]
+    `members`: those of each sample, as IndexEntry has them; none if the tar is linked.
+    """
+
     lines: list[IndexLine]
     entry: ShardEntry
+    members: list[tuple[tuple[str, ...], bytes]]
+
+
+class _Shards(Sequence[tuple[str, list[IndexEntry]]]):
+    """Tars with their samples for Energon. The entries of a tar are made at each access, because a set has millions of them."""
+
+    def __init__(self, tars: Sequence[_Tar]) -> None:
+        self._tars = tars
+
+    def __len__(self) -> int:
+        return len(self._tars)
+
+    def __getitem__(self, number: Any) -> Any:
+        lines, entry, members = self._tars[number]
+        if not members:
+            return entry.name, [line.entry for line in lines]
+        samples = zip(lines, members, strict=True)
+        return entry.name, [IndexEntry(line.key, line.offset, line.size, *of_sample) for line, of_sample in samples]
 
 
 @dataclass(slots=True)
@@ -255,6 +275,7 @@ class _SetWriter:
     on_sample: Callable[[int], None]
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
     _shared: dict[str | int, str | int] = field(default_factory=dict)
+    _shared_members: dict[tuple[tuple[str, ...], bytes], tuple[tuple[str, ...], bytes]] = field(default_factory=dict)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
         """Write one set and publish it. Raises DamagedFile or DamagedTar, in which case the old set stays in place."""
@@ -290,7 +311,7 @@ class _SetWriter:
         index = [line for tar in written for line in tar.lines]
         write_jsonl(folder / INDEX, index)
         earlier = Earlier(old, moved) if moved else None
-        write_energon(folder, [(tar.entry.name, tar.entries) for tar in written], bucket=plan.bucket, earlier=earlier)
+        write_energon(folder, _Shards(written), bucket=plan.bucket, earlier=earlier)
         # Only withdrawals are applied without ready samples: the earlier manifest describes the models of the others.
         inherited = before if plan.ready is None else None
         provenance = inherited.provenance if inherited else _provenance(plan, self.identities)
@@ -325,7 +346,7 @@ class _SetWriter:
         lines = [line for line in tar.samples if isinstance(line, IndexLine)]
         if path.name != tar.kept:
             lines = [msgspec.structs.replace(line, shard=path.name) for line in lines]
-        return _Tar([line.entry for line in lines], lines, msgspec.structs.replace(entry, name=path.name))
+        return _Tar(lines, msgspec.structs.replace(entry, name=path.name), [])
 
     def _write_one(
         self, path: Path, old: Path, planned: Sequence[PlannedSample], present: Mapping[str, ShardEntry]
@@ -351,7 +372,9 @@ class _SetWriter:
             )
             for sample, entry in zip(samples, entries, strict=True)
         ]
-        return _Tar(entries, lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)))
+        members = [(entry.suffixes, entry.places) for entry in entries]
+        members = [self._shared_members.setdefault(each, each) for each in members]
+        return _Tar(lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)), members)
 
     def _members(self, samples: Sequence[PlannedSample], old: Path) -> Iterator[Sample]:
         """Yield the members of each sample, from the present set or from its files; a damaged file's from `copies`."""
