@@ -205,14 +205,14 @@ class Viewer:
             MissingInput: if nothing has run, or the folder of images is gone.
         """
         if self._session is None or self._seen is None or self._seen != self._state():
+            # Closed before the next ones are made, because two take twice the memory.
             self._open.close()
+            self._overview.close()
+            self._seen = None
             self._session = self._open.enter_context(open_session(self.path))
             began, (version, files, _) = time.time_ns(), self._state()
             with _without_collections():
-                found = read_states(self._session, meanwhile=self._first_page)
-                self._overview.close()
-                self._overview = found.table
-            self._problems = found.problems
+                self._overview, self._problems = read_states(self._session, meanwhile=self._first_page)
             self._shown = None
             approved = self._session.root.approved
             # Objects are looked up again when the ledger has changed.

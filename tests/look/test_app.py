@@ -491,6 +491,17 @@ def test_photograph_that_was_removed_a_moment_ago_has_a_page_without_a_picture(c
     assert client.get("/thumb?id=photo0009").status_code == 200
 
 
+def test_pages_are_back_when_a_state_that_cannot_be_read_is_repaired(client, root):
+    """The earlier state is closed before the next one is read, also if that fails."""
+    before = page(client, "/images")
+    root.config_file.write_text("shard_size: [")
+    try:
+        assert client.get("/images").status_code >= 400
+    finally:
+        root.config_file.unlink()
+    assert page(client, "/images") == before
+
+
 def test_image_leads_back_to_the_page_of_the_grid_that_shows_it(client):
     text = page(client, "/image?id=photo0009&show=in_shards")
     position = int(re.search(r"in shards, number (\d+)", text)[1])
