@@ -39,7 +39,7 @@ from imagemill.formats.jsonl import (
     read_typed_spans,
     tolerate,
 )
-from imagemill.fs.fingerprints import FileSignature, file_signature, fingerprint
+from imagemill.fs.fingerprints import FileSignature, FingerprintTable, file_signature, fingerprint
 from imagemill.pipeline.stage2.quarantine import BAD_ID, DUPLICATE, MALFORMED
 from imagemill.store.ledger import Ledger, fingerprint_texts
 
@@ -67,7 +67,7 @@ class Recorded:
     vectors: SpanTable = field(default_factory=SpanTable)
     stage1: set[str] = field(default_factory=set)
     set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
-    captions: dict[str, str] = field(default_factory=dict)
+    captions: FingerprintTable = field(default_factory=FingerprintTable)
     several: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -91,9 +91,8 @@ class Recorded:
         lines, vectors = (
             SpanTable((i, span) for i, span in spans.items() if i not in ids) for spans in (self.lines, self.vectors)
         )
-        captions, several = (
-            {i: text for i, text in texts.items() if i not in ids} for texts in (self.captions, self.several)
-        )
+        captions = FingerprintTable((i, text) for i, text in self.captions.items() if i not in ids)
+        several = {i: texts for i, texts in self.several.items() if i not in ids}
         return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several)
 
 
@@ -116,7 +115,7 @@ def read_recorded(jsonl: Path) -> Recorded:
     """Index the file and an interrupted writer's temporary file. Cached in this process until one of the two changes.
 
     Returns:
-        about 300 bytes per record, with the fingerprint of its caption; treat it as read-only.
+        about 200 bytes per record, with the fingerprint of its caption; treat it as read-only.
     """
     key = jsonl, state_of(jsonl)
     found = _LAST.get(key)
@@ -207,8 +206,7 @@ class NextIndex:
     def _keep(self, index: Recorded, image_id: str, length: int) -> None:
         image_id = sys.intern(image_id)
         index.lines.put(image_id, self._jsonl, len(index.lines) + 1, self._offset, length)
-        if caption := self._old.captions.get(image_id):
-            index.captions[image_id] = caption
+        index.captions.take(image_id, self._old.captions)
         if texts := self._old.several.get(image_id):
             index.several[image_id] = texts
         self._offset += length + len(b"\n")
