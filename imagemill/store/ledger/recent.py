@@ -39,17 +39,17 @@ class GoneImage(msgspec.Struct, frozen=True):
 SOLVED = Table("solved", SolvedProblem)
 GONE = Table("gone", GoneImage)
 
-# Conditions on the rows of an image `s`, its caption `c` and its files `f`; those of an image that was added are its first.
-_NOT_ADDED = "(s.added_at IS NULL OR s.added_at < ?1)"
+# Conditions of an image that was not added since then, and of one of its rows. With the sign, the rows that changed are looked
+# for first; there are fewer of them than images.
+_NOT_ADDED = "(added_at IS NULL OR added_at < ?1)"
+_OF_NOT_ADDED = f"+image_id IN (SELECT image_id FROM {{db}}sources WHERE {_NOT_ADDED})"
 _FAULT = "reason NOT IN ({})".format(", ".join(f"'{reason}'" for reason in sorted(DECISIONS)))
 _SECONDS = "CAST(strftime('%s', at) AS INT)"
 _QUERIES = {
     "added": "SELECT image_id FROM {db}sources WHERE added_at >= ?1",
-    "replaced": f"SELECT image_id FROM {{db}}sources s WHERE changed_at >= ?1 AND {_NOT_ADDED}",
-    "recaptioned": "SELECT c.image_id FROM {db}captions c JOIN {db}sources s USING (image_id)"
-    f" WHERE c.changed_at >= ?1 AND {_NOT_ADDED}",
-    "recomputed": "SELECT DISTINCT f.image_id FROM {db}files f JOIN {db}sources s USING (image_id)"
-    f" WHERE f.changed_at >= ?1 AND {_NOT_ADDED}",
+    "replaced": f"SELECT image_id FROM {{db}}sources WHERE changed_at >= ?1 AND {_NOT_ADDED}",
+    "recaptioned": f"SELECT image_id FROM {{db}}captions WHERE changed_at >= ?1 AND {_OF_NOT_ADDED}",
+    "recomputed": f"SELECT DISTINCT image_id FROM {{db}}files WHERE changed_at >= ?1 AND {_OF_NOT_ADDED}",
     "withdrawn": f"SELECT image_id FROM {{db}}withdrawn WHERE {_SECONDS} >= ?1",
     "newly_refused": f"SELECT DISTINCT item FROM {{db}}problems WHERE outcome = 'refused' AND {_FAULT} AND {_SECONDS} >= ?1",
     "solved": f"SELECT DISTINCT item FROM {{db}}solved o WHERE solved_at >= ?1 AND {_FAULT}"
