@@ -165,12 +165,11 @@ class BatchedEventLog(SqlEventLogStorage):
             query = select(*self._stamp_columns(DynamicPartitionsTable))
             found = connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one()
         stamp = tuple(found)
+        # Interned, because other tables have the ids of images too.
         keys = (
             known.keys
             if known and known.stamp == stamp
-            else tuple(
-                map(sys.intern, super().get_dynamic_partitions(name))  # ids, which other tables have too
-            )
+            else tuple(map(sys.intern, super().get_dynamic_partitions(name)))
         )
         self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
         return KeyList(keys)

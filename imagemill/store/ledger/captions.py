@@ -152,9 +152,8 @@ class Captions(Stamped):
 
     def recorded_captions(self, between: tuple[str, str] | None = None) -> dict[str, str]:
         """Return the fingerprint of each record's caption after the last merge, of the images as for `caption_keys`."""
-        return dict(
-            self._rows(f"SELECT image_id, fingerprint FROM recorded_captions WHERE {_where(between)}", between or ())
-        )  # type: ignore[arg-type]
+        statement = f"SELECT image_id, fingerprint FROM recorded_captions WHERE {_where(between)}"
+        return dict(self._rows(statement, between or ()))  # type: ignore[arg-type]
 
     def has_recorded_captions(self) -> bool:
         """Return whether `recorded_captions` has any."""
