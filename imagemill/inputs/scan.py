@@ -11,6 +11,7 @@ import sys
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +60,7 @@ from imagemill.inputs.listing import (
 from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.inputs.sources import SourceFile, SourceTable
+from imagemill.parts import in_parts
 from imagemill.store.ledger import Problem
 from imagemill.text.settings import described
 from imagemill.text.units import counted
@@ -258,9 +260,9 @@ class ListingAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
+        with self._process:
+            if self._process.poll() is None:
+                self._process.kill()
 
     def digest(self) -> str:
         """Wait for the digest of the listing. Raises MissingInput if the folder does not exist."""
@@ -271,13 +273,23 @@ class ListingAhead:
     def listed(self) -> ListedFolder:
         """Return the listing, after `digest`. If the process has failed, list again, and raise as `list_approved` does."""
         if self._found is None:
-            found, _ = self._process.communicate(b"entries")
-            if self._process.returncode or not found:
+            entries = list(self._received())
+            if self._process.wait():
                 self._found = list_approved(self._folder, self._inputs, self._own)
             else:
-                entries = [_entry_of(*each) for each in marshal.loads(found)]
                 self._found = _listed(self._folder, self._inputs, entries)
         return self._found
+
+    def _received(self) -> Iterator[Entry]:
+        """Yield the entries that the process sends; fewer if it fails."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with suppress(BrokenPipeError), self._process.stdin as asked:
+            asked.write(b"entries")
+        # In parts: memory between values that stay would not be free afterwards.
+        with suppress(EOFError):
+            while True:
+                yield from (_entry_of(*each) for each in marshal.load(self._process.stdout))
 
 
 def _values_of(entry: Entry) -> tuple[Any, ...]:
@@ -299,7 +311,8 @@ def _list_for_parent(settings: str, approved: str, *own: str) -> None:
     entries = list_entries(folder, inputs, [Path(each) for each in own])
     print(_listed(folder, inputs, entries).digest, flush=True)
     if sys.stdin.buffer.read():
-        sys.stdout.buffer.write(marshal.dumps([_values_of(entry) for entry in entries]))
+        for part in in_parts(entries):
+            marshal.dump([_values_of(entry) for entry in part], sys.stdout.buffer)
 
 
 # Input settings that came after the digest, see `described`.

@@ -19,6 +19,7 @@ from imagemill.inputs import listing, sidecars
 from imagemill.inputs.scan import ListingAhead, classify, list_approved, scan_approved
 from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
+from imagemill.parts import IMAGES_TOGETHER
 from imagemill.pipeline.problem_list import current_problems
 from imagemill.pipeline.stage2.image_metadata import note_missing_captions
 from imagemill.store.ledger import Ledger
@@ -410,6 +411,15 @@ def test_listing_in_another_process_is_that_of_this_one(tmp_path, inputs):
     with ListingAhead(approved, inputs, [own]) as ahead:
         ahead.digest()
         assert ahead.listed().scan == here.scan
+
+
+def test_entries_of_another_process_arrive_in_parts(tmp_path):
+    for number in range(IMAGES_TOGETHER + 1):
+        (tmp_path / f"{number:05d}.jpg").touch()
+
+    with ListingAhead(tmp_path, NEW_INPUTS, []) as ahead:
+        ahead.digest()
+        assert list(ahead.listed().scan.sources) == list(list_approved(tmp_path).scan.sources)
 
 
 def test_listing_in_another_process_raises_for_a_missing_folder(tmp_path):
