@@ -131,7 +131,7 @@ class FingerprintTable(PackedMapping[int, str], MutableMapping[str, str]):
         """Assign what another table has under a key, if anything."""
         packed = other._packed.get(key)
         if packed is not None:
-            self._packed[key] = packed
+            self._packed[sys.intern(key)] = packed
 
 
 _LINES_AT_ONCE = 10_000

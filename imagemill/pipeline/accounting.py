@@ -20,8 +20,8 @@ import msgspec
 from imagemill.domain.embedding_specs import DINOV3, T5, EmbeddingSpec, embedding_specs
 from imagemill.inputs.scan import Scan
 from imagemill.inputs.sidecars import SIDECARS
+from imagemill.inputs.survey import with_unread_captions
 from imagemill.models import CAPTIONER
-from imagemill.parts import in_parts
 from imagemill.pipeline.stage2.current_plans import current_plans
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.merge import ADDED, ASSET, MIGRATED, Merge
@@ -193,11 +193,7 @@ def _unread_captions(scan: Scan, ledger: Ledger) -> set[str]:
     A run that has read one without a text has recorded a problem of the file or of the image.
     """
     sources = scan.sources
-    unread: set[str] = set()
-    for ids in in_parts(sorted(sources)):
-        known = ledger.sidecar_signatures(ids[0], ids[-1])
-        with_captions = ((image_id, sources[image_id].caption) for image_id in ids)
-        unread.update(i for i, caption in with_captions if caption is not None and known.get(i) != caption)
+    unread = {source.image_id for part in with_unread_captions(scan, ledger) for source in part}
     read = {
         p.item
         for p in ledger.problems(sorted(unread))

@@ -274,8 +274,7 @@ class _SetWriter:
     identities: Mapping[str, ModelIdentity]
     on_sample: Callable[[int], None]
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
-    _shared: dict[str | int, str | int] = field(default_factory=dict)
-    _shared_members: dict[tuple[tuple[str, ...], bytes], tuple[tuple[str, ...], bytes]] = field(default_factory=dict)
+    _shared: dict[Any, Any] = field(default_factory=dict)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
         """Write one set and publish it. Raises DamagedFile or DamagedTar, in which case the old set stays in place."""
@@ -372,8 +371,8 @@ class _SetWriter:
             )
             for sample, entry in zip(samples, entries, strict=True)
         ]
-        members = [(entry.suffixes, entry.places) for entry in entries]
-        members = [self._shared_members.setdefault(each, each) for each in members]
+        places = [(entry.suffixes, entry.places) for entry in entries]
+        members = [self._shared.setdefault(each, each) for each in places]
         return _Tar(lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)), members)
 
     def _members(self, samples: Sequence[PlannedSample], old: Path) -> Iterator[Sample]:

@@ -8,7 +8,6 @@ Parsing a line is in formats/jsonl.py, the next content of the file in pipeline/
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec/migration.md#forward
 """
 
-import sys
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -162,9 +161,8 @@ def _take_all(found: Recorded, path: Path) -> None:
         if isinstance(record, bytes):
             raw = record
         elif record.captions is msgspec.UNSET and record.image_id not in found.lines and is_plain(record, masks):
-            image_id = sys.intern(record.image_id)
-            found.lines[image_id] = span
-            found.captions[image_id] = fingerprint(record.caption.encode("utf-8"))
+            found.lines[record.image_id] = span
+            found.captions[record.image_id] = fingerprint(record.caption.encode("utf-8"))
             continue
         else:
             raw = encode_line(record)
@@ -204,7 +202,6 @@ class NextIndex:
                 self._keep(self.index, image_id, self._old.lines.length(image_id))
 
     def _keep(self, index: Recorded, image_id: str, length: int) -> None:
-        image_id = sys.intern(image_id)
         index.lines.put(image_id, self._jsonl, len(index.lines) + 1, self._offset, length)
         index.captions.take(image_id, self._old.captions)
         if texts := self._old.several.get(image_id):
@@ -233,7 +230,6 @@ def _take(found: Recorded, path: Path, line: Line) -> None:
     if problem := id_problem(image_id):
         found.set_aside.append((BAD_ID, f"bad image id {image_id[:_SHOWN]!r}: {problem}", span))
         return
-    image_id = sys.intern(image_id)
     earlier = found.lines.get(image_id)
     if earlier and not (earlier.path != path and _holds_all_of(record_at(earlier), line.value)):
         found.set_aside.append((DUPLICATE, f"replaced by line {line.number}", earlier))

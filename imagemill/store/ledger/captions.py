@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature, fingerprint
-from imagemill.store.ledger.database import json_of
+from imagemill.store.ledger.database import in_range, json_of
 from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import BOOL, Codec, Table, qualified, split_columns
@@ -139,21 +139,17 @@ _RECORD = stamped(
 _KEYS = Table("captions", CaptionKey, conflict=BOOL, texts=_TEXTS)
 
 
-def _where(between: tuple[str, str] | None) -> str:
-    return "image_id BETWEEN ? AND ?" if between else "1"
-
-
 class Captions(Stamped):
     """Reads and writes of captions."""
 
     def caption_keys(self, between: tuple[str, str] | None = None) -> dict[str, CaptionKey]:
         """Return every caption, or those from the first of two ids to the last, without text and mask, also outdated ones."""
-        return {row.image_id: row for row in self._select(_KEYS, where=_where(between), given=between or ())}
+        return {row.image_id: row for row in self._select(_KEYS, None, *in_range(between))}
 
     def recorded_captions(self, between: tuple[str, str] | None = None) -> dict[str, str]:
         """Return the fingerprint of each record's caption after the last merge, of the images as for `caption_keys`."""
-        statement = f"SELECT image_id, fingerprint FROM recorded_captions WHERE {_where(between)}"
-        return dict(self._rows(statement, between or ()))  # type: ignore[arg-type]
+        where, given = in_range(between)
+        return dict(self._rows(f"SELECT image_id, fingerprint FROM recorded_captions WHERE {where}", given))  # type: ignore[arg-type]
 
     def has_recorded_captions(self) -> bool:
         """Return whether `recorded_captions` has any."""

@@ -199,6 +199,11 @@ class Database:
         return table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
 
 
+def in_range(between: tuple[str, str] | None) -> tuple[str, Sequence[str]]:
+    """Return the condition of the rows from the first of two image ids to the last, and its parameters; None: of all rows."""
+    return ("image_id BETWEEN ? AND ?", between) if between else ("1", ())
+
+
 def json_of(values: Sequence[Any]) -> str:
     """Return values as the parameter of SQLite's `json_each`."""
     return msgspec.json.encode(values).decode()

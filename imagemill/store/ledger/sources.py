@@ -6,7 +6,7 @@ import msgspec
 
 from imagemill.domain.inputs import IGNORE, UNCHANGED, ColorSetting, converts
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.store.ledger.database import json_of
+from imagemill.store.ledger.database import in_range, json_of
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
@@ -85,7 +85,7 @@ class Sources(Stamped):
 
     def source_ids(self, between: tuple[str, str] | None = None) -> set[str]:
         """Return the ids of all images that were opened, or of those from the first of two ids to the last."""
-        where, given = ("image_id BETWEEN ? AND ?", between) if between else ("1", ())
+        where, given = in_range(between)
         return {image_id for (image_id,) in self._rows(f"SELECT image_id FROM sources WHERE {where}", given)}
 
     def signatures_read(self, color: ColorSetting, first: str, last: str) -> dict[str, FileSignature]:
