@@ -108,6 +108,7 @@ def write_snapshot(work: Ended, state: State, *, everything: bool) -> None:
         format=FORMAT,
         read=state_read(session, state.inventory.approved.digest) if is_short else "",
         differing=state.differing if is_short else {},
+        reported=history.state if settled and history else "",
     )
     _store(found, root)
 
@@ -143,6 +144,14 @@ def settled_snapshot(session: Session) -> Snapshot | None:
         found = msgspec.structs.replace(found, settled=_digest(session, here, history, found.release) or "")
         _store(found, session.root)
     return found
+
+
+def is_reported(session: Session) -> bool:
+    """Return whether the history is known to have every file of the ledger; False if that has changed since the last command."""
+    found, history = read_snapshot(session.root), history_state(session.root)
+    if found is None or history is None or not found.reported:
+        return False
+    return found.reported == history.state and _is_recorded(session.reading, history)
 
 
 class Unchanged:

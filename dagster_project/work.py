@@ -22,6 +22,7 @@ from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import embed_range, published, roll_back_records, roll_back_to_stage1
 from dagster_project.partitions import register, register_missions
+from dagster_project.snapshot import is_reported
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.domain.layout import DataRoot
@@ -196,6 +197,7 @@ class CommandSession:
 
         All errors are raised before any image is opened.
         """
+        all_reported = limit is not None or is_reported(self.session)  # before the ledger changes
         ledger = self.session.ledger
         for line in preview_notice(self._previews(passes.specs)):
             print(line, flush=True)
@@ -212,7 +214,7 @@ class CommandSession:
             with_work = self._check_work(parts, inventory, packs)
             for spec in passes.specs:  # if nothing is left to make, no run will finish the regeneration
                 finish(ledger, inventory.store(spec), scan.sources)
-            unreported = self._unreported(passes.specs, ledger, chosen) if limit is None else set()
+            unreported = set() if all_reported else self._unreported(passes.specs, ledger, chosen)
         ids = sorted(with_work | unreported)
         register(self.instance, images, sorted({*scan.sources, *ids}))
         self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))

@@ -26,8 +26,8 @@ def files_result(session: Session, spec: EmbeddingSpec) -> dg.AssetCheckResult:
     """Check every file, and name the model. Valid files of an unfinished regeneration give a warning."""
     inventory, ledger = session.overview(), session.ledger
     store, used = inventory.store(spec), model_in_use(ledger, spec.kind)
-    listing = inventory.current_files(store.spec)
-    result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger, listing)))
+    listing, unchanged = inventory.current_files(store.spec), inventory.unchanged(store.spec)
+    result = as_result(collect(spec.folder, spec.kind, embedding_files(store, ledger, listing, unchanged)))
     warns = result.passed and used.regeneration is not None
     return dg.AssetCheckResult(
         passed=result.passed and not warns,

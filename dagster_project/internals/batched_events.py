@@ -163,14 +163,8 @@ class BatchedEventLog(SqlEventLogStorage):
             if known and version is not None and known.version == version:
                 return KeyList(known.keys)
             query = select(*self._stamp_columns(DynamicPartitionsTable))
-            found = connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one()
-        stamp = tuple(found)
-        # Interned, because other tables have the ids of images too.
-        keys = (
-            known.keys
-            if known and known.stamp == stamp
-            else tuple(map(sys.intern, super().get_dynamic_partitions(name)))
-        )
+            stamp = tuple(connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one())
+            keys = known.keys if known and known.stamp == stamp else _keys(connection, name, known, stamp)
         self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
         return KeyList(keys)
 
@@ -201,6 +195,25 @@ class BatchedEventLog(SqlEventLogStorage):
         )
         with self.index_connection() as connection:
             return set(connection.execute(query).scalars())
+
+
+def _keys(
+    connection: Connection, name: str, known: _PartitionKeys | None, stamp: tuple[object, ...]
+) -> tuple[str, ...]:
+    """Return all keys of a set of partitions, in order of registration; of those known, only the last one is read again.
+
+    `stamp`: begins with the newest id, and ends with the number of keys.
+    """
+    assert DynamicPartitionsTable is not None
+    columns = DynamicPartitionsTable.c
+    query = select(columns.partition).where(columns.partitions_def_name == name).order_by(columns.id)
+    if known and known.keys:
+        last, *new = [*connection.execute(query.where(columns.id >= known.stamp[0])).scalars()] or [None]
+        # Fewer if a key was deleted.
+        if last == known.keys[-1] and len(known.keys) + len(new) == stamp[-1]:
+            return *known.keys, *map(sys.intern, new)
+    # Interned, because other tables have the ids of images too.
+    return tuple(map(sys.intern, connection.execute(query).scalars()))
 
 
 def _key(event: EventLogEntry) -> str | None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -48,6 +49,10 @@ class FileListing(PackedMapping[int, FileSignature]):
     def _unpacked(self, key: str, packed: int) -> FileSignature:
         return posix_signature(*self._state(packed))
 
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes. Raises KeyError for a name that is not listed."""
+        return self._columns[0][self._packed[name]]
+
     def _state(self, row: int) -> tuple[int, int, int]:
         sizes, times, inodes = self._columns
         return sizes[row], times[row], inodes[row]
@@ -57,13 +62,37 @@ class FileListing(PackedMapping[int, FileSignature]):
         """Return the listing of files with these signatures."""
         return cls().renewed(frozenset(), signatures)
 
-    def renewed(self, names: Set[str], found: Mapping[str, FileSignature]) -> "FileListing":
-        """Return the listing after the files with these names were looked up again; `found` are those that exist."""
-        order = sorted(itertools.chain((name for name in self if name not in names), found))
-        states = (
-            (name, *(posix_fields(found[name]) if name in found else self._state(self._packed[name]))) for name in order
-        )
-        return FileListing(states, like=self)
+    def renewed(
+        self, names: Set[str], found: Mapping[str, FileSignature], like: "Iterable[FileListing]" = ()
+    ) -> "FileListing":
+        """Return the listing after the files with these names were looked up again.
+
+        Args:
+            names: the names.
+            found: the files that exist.
+            like: other listings; if one of them has the same names, both share them.
+        """
+        before, renewed, done = list(self), FileListing(), 0
+        order: list[str] = []
+        for name in sorted(names | found.keys()):
+            row = bisect_left(before, name, done)
+            is_known = row < len(before) and before[row] == name
+            order += before[done:row]
+            self._copy(renewed, done, row)
+            done = row + is_known
+            if name in found:
+                order.append(name)
+                for column, value in zip(renewed._columns, posix_fields(found[name]), strict=True):
+                    column.append(value)
+        order += before[done:]
+        self._copy(renewed, done, len(before))
+        renewed._packed = next((each._packed for each in (self, *like) if list(each) == order), None) or _rows(order)
+        return renewed
+
+    def _copy(self, target: "FileListing", first: int, end: int) -> None:
+        """Append the signatures of these rows to another listing."""
+        for column, values in zip(target._columns, self._columns, strict=True):
+            column.extend(values[first:end])
 
     def sent(self, like: "FileListing | None") -> tuple[list[str] | None, list[bytes]]:
         """Return what `received` with the same `like` makes the listing from, for another process."""

@@ -184,7 +184,7 @@ class Session:
             looked and self._read_only and self._read_only.version_seen() == looked[1]
         ):  # the ledger has not changed since
             inventory = looked[0]
-        inventory.ledger_version, inventory.kept = version, None
+        inventory.ledger_version, inventory.kept, inventory.compared = version, None, {}
         self.ledger.forget_solved()
         inventory.survey(self.ledger)
         inventory.records_state = state_of(self.root.stage2_jsonl)

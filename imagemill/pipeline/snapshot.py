@@ -50,6 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         format: number of the rules by which it was made; one with other rules is not used.
         read: `state_read` of what `status` and `differing` were read from; blank: they are not used by the viewer.
         differing: see `store.ledger.overview.Additions`.
+        reported: state of the history, if it has every file of the ledger; else blank.
     """
 
     release: str
@@ -64,6 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     format: int = 1
     read: str = ""
     differing: dict[str, Listed | None] = {}
+    reported: str = ""
 
     @property
     def time(self) -> str:

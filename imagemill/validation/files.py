@@ -1,6 +1,6 @@
 """Validation of the npy files of one kind on disk, using the ledger's rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from imagemill.domain.ids import id_problem
@@ -14,7 +14,10 @@ from imagemill.validation.findings import Finding
 
 
 def embedding_files(
-    store: NpyStore, ledger: Ledger, listing: Mapping[str, FileSignature] | None = None
+    store: NpyStore,
+    ledger: Ledger,
+    listing: Mapping[str, FileSignature] | None = None,
+    unchanged: Set[str] = frozenset(),
 ) -> Iterator[Finding | int]:
     """Check every file of a kind.
 
@@ -24,14 +27,18 @@ def embedding_files(
         store: folder of the kind.
         ledger: rows of images and files.
         listing: the files that exist; unset: they are listed.
+        unchanged: images whose files are known to be those that their rows describe.
     """
-    listing = store.listing() if listing is None else listing
+    kind, listing = store.spec.kind, store.listing() if listing is None else listing
     yield len(listing)
-    for part in in_parts(sorted(listing)):
+    names = listing.keys() - unchanged
+    # Rows between two ids are read four times as fast as the rows of a list of ids.
+    few = 4 * len(names) < len(listing)
+    for part in in_parts(sorted(names)):
         # Others, such as names that are not Unicode, are ids of no image.
         ids = [name for name in part if not id_problem(name)] or [""]
-        unknown = set(part) - ledger.source_ids((ids[0], ids[-1]))
-        recorded = ledger.file_states(store.spec.kind, ids[0], ids[-1])
+        unknown = set(part) - (ledger.sources(ids).keys() if few else ledger.source_ids((ids[0], ids[-1])))
+        recorded = ledger.files(kind, ids).keys() if few else ledger.file_states(kind, ids[0], ids[-1])
         unread = {image_id for image_id in part if (image_id, listing[image_id]) not in recorded} - unknown
         sources = ledger.sources(sorted(unread))
         for image_id in sorted(unknown | unread):

@@ -317,6 +317,24 @@ class FailsOnce(StubEncoder):
         return super().encode(*arguments)
 
 
+@pytest.mark.parametrize("lost", ["nothing", "the history", "a command"])
+def test_history_is_compared_with_the_files_unless_the_last_run_left_nothing_to_do(settled, monkeypatch, lost):
+    compared = []
+    real = CommandSession._unreported
+    monkeypatch.setattr(CommandSession, "_unreported", lambda *given: compared.append(1) or real(*given))
+    photos(settled, "d", size=(24, 24))
+    if lost == "the history":
+        shutil.rmtree(settled.path / ".dagster")
+    elif lost == "a command":
+        with Ledger(settled.ledger) as ledger:
+            ledger.record_setting("another", "process")
+
+    assert called(settled, "run").code == 0
+
+    assert bool(compared) == (lost != "nothing")
+    assert all(len(made) == 4 for key, made in known_to(settled)[2].items() if key == "vae_latents")
+
+
 def test_failed_image_is_tried_again(data_root, monkeypatch):
     stub_every_kind(monkeypatch, FailsOnce)
     monkeypatch.setattr(FailsOnce, "well", False)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagemill.fs.fingerprints import FileSignature, posix_signature
+from imagemill.fs.fingerprints import FileSignature, posix_signature, signature_bytes
 from imagemill.fs.listing import FileListing, list_files, list_folders, start_listing
 
 
@@ -88,9 +88,13 @@ def test_listing_is_the_dict_of_signatures(
     listing = FileListing.of(files)
     assert list(listing.items()) == sorted(files.items())
     assert listing.get("a file with a longer name") is None
+    assert {name: listing.size(name) for name in files} == {n: signature_bytes(s) for n, s in files.items()}
     renewed = listing.renewed(again, found)
     expected = {name: signature for name, signature in files.items() if name not in again} | found
     assert list(renewed.items()) == sorted(expected.items())
+    again_the_same = listing.renewed(again, found, [renewed])
+    assert all(mine is theirs for mine, theirs in zip(renewed, again_the_same, strict=True))
+    assert again_the_same == renewed
     assert len(renewed) == len(expected)
     assert FileListing.received(renewed.sent(None), None) == renewed
     assert FileListing.received(renewed.sent(renewed), renewed) == renewed

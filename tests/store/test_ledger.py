@@ -51,6 +51,17 @@ def test_rows_come_back_as_they_were_recorded(ledger):
     assert ledger.problems() == [problem]
 
 
+def test_files_made_from_an_input_are_found_without_reading_the_others(ledger):
+    ledger.record_files(file_row(OLD, f"s{n}", f"{n}") for n in range(2000))
+    steps = []
+    ledger._db.set_progress_handler(lambda: steps.append(1), 100)
+
+    found = list(ledger.files_of_inputs("dinov3_npy", ["s7", "s70", "none"]))
+
+    assert found == [file_row(OLD, "s7", "7"), file_row(OLD, "s70", "70")]
+    assert len(steps) < 10
+
+
 def test_caption_of_an_earlier_image_is_outdated(ledger):
     ledger.record_sources([SourceRow("a", "a.jpg", OLD, "xxh3:1", 30, 40)])
     ledger.record_captions(

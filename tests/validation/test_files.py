@@ -23,9 +23,10 @@ def root(data_root):
     return data_root
 
 
-def check(root, spec=VAE):
+def check(root, spec=VAE, unchanged=frozenset()):
+    store = NpyStore(root.derived / spec.folder, spec)
     with Ledger(root.ledger) as ledger:
-        return collect(spec.folder, spec.kind, embedding_files(NpyStore(root.derived / spec.folder, spec), ledger))
+        return collect(spec.folder, spec.kind, embedding_files(store, ledger, unchanged=unchanged))
 
 
 def test_files_that_the_ledger_vouches_for_pass_without_being_read(root, monkeypatch):
@@ -110,3 +111,19 @@ def test_name_that_is_not_text_is_that_of_an_unknown_image(root, monkeypatch, at
     np.save(root.derived / VAE.folder / f"{name}.npy", np.zeros(3))
 
     assert [(f.rule, f.item) for f in check(root).findings] == [("unknown_image", name)]
+
+
+def test_only_files_that_have_not_been_compared_are_looked_up(root):
+    """All are counted. The rows of a few files are looked up by their ids, as those between two ids are."""
+    for name in "cdefghijkl":
+        np.save(root.derived / VAE.folder / f"{name}.npy", np.zeros(3))
+    np.save(root.derived / VAE.folder / "b.npy", np.zeros(3))
+    name = os.fsdecode(b"\xff")
+    np.save(root.derived / VAE.folder / f"{name}.npy", np.zeros(3))
+
+    few, many = check(root, unchanged=set("acdefghijkl")), check(root, unchanged=set("hijkl"))
+
+    assert (few.checked, few.rules, many.checked, many.rules) == (
+        13, {"wrong_dtype": 1, "unknown_image": 1}, 13, {"wrong_dtype": 1, "unknown_image": 6},
+    )  # fmt: skip
+    assert check(root, unchanged={*"abcdefghijkl", name}).findings == []

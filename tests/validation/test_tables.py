@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from imagemill.formats.jsonl import encode_line, read_jsonl, write_jsonl
 from imagemill.pipeline.shards.shard_sets import bucket_folder
+from imagemill.pipeline.stage2.record_index import read_recorded, unfinished
 from imagemill.store.ledger import Ledger
+from imagemill.validation import tables
 from imagemill.validation.findings import collect
 from imagemill.validation.tables import validate_index_table, validate_ledger_tables, validate_stage2_table
 from tests.helpers.situations import SQUARE, embedded, shards
@@ -81,6 +83,24 @@ def test_pandas_is_not_needed_for_a_valid_table(tmp_path, monkeypatch):
     lines = [encode_line_without_end(record_of(name)) for name in ("a", "b")]
 
     assert check(tmp_path, *lines).checked == 2
+
+
+def test_records_that_this_process_has_read_as_valid_are_not_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"".join(encode_line(record_of(name)) for name in ("a", "b")))
+    read_recorded(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "_unusual_records", None)
+        assert collect(path.name, "table", validate_stage2_table(path)).checked == 2
+
+    path.write_bytes(path.read_bytes() + encode_line(record_of("c", height=7)))
+    read_recorded(path)
+    assert collect(path.name, "table", validate_stage2_table(path)).rules == {"table": 1}
+
+    path.write_bytes(encode_line(record_of("a")))
+    unfinished(path).write_bytes(encode_line(record_of("b")))
+    read_recorded(path)
+    assert collect(path.name, "table", validate_stage2_table(path)).checked == 1
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ Which records are packed is decided in readiness.py, whether a file is valid in 
 Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
 from imagemill.domain.embedding_specs import Refusal
 from imagemill.errors import InvalidNpy
 from imagemill.formats.npy import NpyStore, check_npy_header
-from imagemill.fs.fingerprints import FileSignature
+from imagemill.fs.fingerprints import FileSignature, signature_bytes
+from imagemill.fs.listing import FileListing
 from imagemill.pipeline.stage2.plan import adopted_row
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import FileRow, Ledger, SourceRow
@@ -49,14 +50,21 @@ class KindFiles:
         store: the files on disk.
         listing: signatures of the files by image id.
         ledger: the ledger.
+        compared: images whose listed files are known to be those that their rows describe.
     """
 
-    def __init__(self, store: NpyStore, listing: Mapping[str, FileSignature], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        store: NpyStore,
+        listing: FileListing,
+        ledger: Ledger,
+        compared: Set[str] = frozenset(),
+    ) -> None:
         self.spec, self.store, self.ledger = store.spec, store, ledger
         self.adopted: list[FileRow] = []
         self._pixels = PixelRule.read(ledger)
         self._of_caption = store.spec.source == "caption"
-        self._listing = listing
+        self._listing, self._compared = listing, compared
         self._unchanged: dict[str, FileRow] = {}
 
     def look_up(self, ids: Sequence[str]) -> None:
@@ -68,10 +76,17 @@ class KindFiles:
         """Return the row of an image's file if the file is the one that the row describes."""
         return self._unchanged.get(image_id)
 
-    def models(self, first: str, last: str) -> dict[str, tuple[FileSignature, str]]:
-        """Return signature and model key of each file that its row describes, of the images from the first id to the last."""
-        rows, listing = self.ledger.file_models(self.spec.kind, first, last), self._listing
-        return {image_id: (signature, key) for image_id, signature, key in rows if listing.get(image_id) == signature}
+    def models(self, ids: Set[str]) -> dict[str, tuple[int, str]]:
+        """Return size in bytes and model key of each of these images' files that is the one that its row describes."""
+        listing, between = self._listing, (min(ids), max(ids))
+        if ids <= self._compared and len(keys := self.ledger.model_keys(self.spec.kind, between)) == 1:
+            (key,) = keys
+            return {image_id: (listing.size(image_id), key) for image_id in ids}
+        return {
+            image_id: (signature_bytes(signature), key)
+            for image_id, signature, key in self.ledger.file_models(self.spec.kind, *between)
+            if listing.get(image_id) == signature
+        }
 
     def find(self, record: PackingRecord, source: SourceRow | None) -> FileRow | Refusal:
         """Return the row of this record's file, or the reason why it is not packed.

@@ -77,7 +77,7 @@ def plan_packing(
     found = find_ready(
         root.stage2_jsonl, root.derived, ledger, buckets=packing.buckets, excluded=excluded,
         allow_preview=packing.allow_preview, on_ready=on_ready, listed=inventory.listed, in_force=inventory.in_force,
-        known=known.samples, loaded=False,
+        unchanged={spec: inventory.unchanged(spec) for spec in list(inventory.listed)}, known=known.samples, loaded=False,
     )  # fmt: skip
     if packing.existing in _COMMANDED:
         _refuse_stage1(root, found)

@@ -39,8 +39,8 @@ from imagemill.formats.jsonl import (
     read_typed,
 )
 from imagemill.formats.npy import SUFFIX, NpyStore
-from imagemill.fs.fingerprints import FileSignature, fingerprint, signature_bytes
-from imagemill.fs.listing import start_listing
+from imagemill.fs.fingerprints import fingerprint, signature_bytes
+from imagemill.fs.listing import FileListing, start_listing
 from imagemill.parts import in_parts
 from imagemill.pipeline.shards.kind_files import READ_ERROR, KindFiles, PackingRecord
 from imagemill.pipeline.shards.shard_sets import sample_digest
@@ -124,7 +124,8 @@ def find_ready(
     excluded: Mapping[str, str] | None = None,
     allow_preview: bool = False,
     on_ready: Callable[[Readiness], None] = lambda found: None,
-    listed: Mapping[EmbeddingSpec, Mapping[str, FileSignature]] = MappingProxyType({}),
+    listed: Mapping[EmbeddingSpec, FileListing] = MappingProxyType({}),
+    unchanged: Mapping[EmbeddingSpec, Set[str]] = MappingProxyType({}),
     in_force: Callable[[EmbeddingSpec], EmbeddingSpec] | None = None,
     known: Mapping[str, KnownSample] = MappingProxyType({}),
     loaded: bool = True,
@@ -140,6 +141,7 @@ def find_ready(
         allow_preview: pack captions of preview models too.
         on_ready: called after each ready record, for progress.
         listed: files of the kinds whose folder was listed already.
+        unchanged: of these kinds, images whose listed files are known to be those that their rows describe.
         in_force: kind as declared → kind with the data root's settings and contract; by default that of the recorded model.
         known: samples of present sets whose records and rows have not changed since; only their files are compared.
         loaded: whether samples are loaded. Otherwise one takes about 300 bytes; a sample with an adopted file is loaded all the
@@ -161,7 +163,10 @@ def find_ready(
     loaded = loaded or not (known or (read_recorded(jsonl).is_plain and not unfinished(jsonl).is_file()))
     lines = _lines(jsonl, found, tokens, known=bool(known), loaded=loaded)
     spans = read_recorded(jsonl).lines if known else SpanTable()
-    kinds = [KindFiles(*files, ledger) for files in zip(stores, listings(), strict=True)]
+    kinds = [
+        KindFiles(store, listing, ledger, unchanged.get(store.spec, frozenset()))
+        for store, listing in zip(stores, listings(), strict=True)
+    ]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
     shared: dict[Any, Any] = {}
     with SpanReader() as reader:
@@ -273,19 +278,19 @@ def _unloaded(sample: ReadySample, kinds: Sequence[KindFiles], shared: dict[Any,
     files = sample.files
     if not files or not all(kind.unchanged(sample.image_id) is file for kind, file in zip(kinds, files, strict=True)):
         return sample
-    models = [(file.stat, file.model_key) for file in files]
+    models = [(signature_bytes(file.stat), file.model_key) for file in files]
     return _light(sample.image_id, sample.bucket, digest_of_files(sample), models, shared)
 
 
 def _light(
-    image_id: str, bucket: str, digest: str, files: Sequence[tuple[FileSignature, str]], shared: dict[Any, Any]
+    image_id: str, bucket: str, digest: str, files: Sequence[tuple[int, str]], shared: dict[Any, Any]
 ) -> ReadySample:
     """Return a sample that is not loaded.
 
-    `files`: signature and model key of each. `shared`: values of other samples, of which equal ones are in memory once.
+    `files`: size in bytes and model key of each. `shared`: values of other samples, of which equal ones are in memory once.
     """
     keys = tuple([model_key for _, model_key in files])
-    size = sum([signature_bytes(signature) for signature, _ in files])
+    size = sum([size for size, _ in files])
     return ReadySample(
         image_id, bucket, digest=digest, models=shared.setdefault(keys, keys), size=shared.setdefault(size, size)
     )
@@ -349,8 +354,7 @@ def _with_files(
     """Return those of these known samples whose files are the ones of their rows."""
     if not known:
         return {}
-    first, last = min(known), max(known)
-    models = [kind.models(first, last) for kind in kinds]
+    models = [kind.models(known.keys()) for kind in kinds]
     found = {}
     for image_id, sample in known.items():
         files = [of_kind.get(image_id) for of_kind in models]

@@ -102,6 +102,7 @@ def jobs_in_parts(
     The plans of few images are kept for `current_plans`.
     """
     complete = complete_images(specs, inventory, ledger, awaited)
+    inventory.compared = {spec.kind: complete for spec in specs}
     rest = sorted({*inventory.scan.sources, *inventory.recorded.lines} - complete)
     if len(rest) <= PLANNED_AT_ONCE:
         yield JobsPart(all_jobs(specs, inventory, ledger, awaited, complete), None)

@@ -188,17 +188,25 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
 
 def _adopt_captions(ids: Sequence[str], origin: str, recorded: Recorded, inventory: Inventory, ledger: Ledger) -> None:
     """Adopt the captions of these records, sorted by id. `origin`: of captions that the ledger lacks."""
-    sources, texts, between = inventory.scan.sources, recorded.texts_of(ids), (ids[0], ids[-1])
-    known = {i: key for i, key in ledger.caption_keys(between).items() if i in texts}
-    merged = ledger.recorded_captions(between)
+    sources, texts = inventory.scan.sources, recorded.texts_of(ids)
 
-    def has_another(key: CaptionKey) -> bool:
-        source = sources.get(key.image_id)
+    def has_another(image_id: str, origin: str, stat: FileSignature | None) -> bool:
+        source = sources.get(image_id)
         if source is None:
             return False
-        return key.origin == FROM_METADATA or (source.caption is not None and key.stat == source.caption)
+        return origin == FROM_METADATA or (source.caption is not None and stat == source.caption)
 
-    without = {i: row for i, row in known.items() if not has_another(row)}
+    settled = {
+        i for i, text, origin, stat in ledger.merged_captions(ids[0], ids[-1])
+        if texts.get(i) == text and (stat is None or has_another(i, origin, stat))
+    }  # fmt: skip
+    ids = [i for i in ids if i not in settled]
+    if not ids:
+        return
+    between, texts = (ids[0], ids[-1]), {i: texts[i] for i in ids if i in texts}
+    known = {i: key for i, key in ledger.caption_keys(between).items() if i in texts}
+    merged = ledger.recorded_captions(between)
+    without = {i: row for i, row in known.items() if not has_another(i, row.origin, row.stat)}
     changed = (i for i, row in without.items() if texts[i] not in (row.of_texts, merged.get(i)))
     rows = {i: _recorded_caption(i, recorded.lines[i], FROM_RECORD, known[i]) for i in changed}
     edited = {i: row for i, row in rows.items() if row and row.of_texts != known[i].of_texts}

@@ -3,7 +3,7 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ class Inventory:
         kept: the last plans that were made of this listing (current_plans.py).
         surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
+        compared: by kind, the images whose listed file is the one that its row describes, as planning found, see `unchanged`.
         swept: kinds whose folder a step has cleared of the files of dead processes.
         ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
         approved_ahead: the process that lists `approved/`, see `listing_ahead`.
@@ -57,6 +58,7 @@ class Inventory:
     kept: Any = None
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
+    compared: dict[str, set[str]] = field(default_factory=dict)
     swept: set[str] = field(default_factory=set)
     ahead: tuple[list[EmbeddingSpec], Callable[[], list[FileListing]]] | None = None
     approved_ahead: ListingAhead | None = None
@@ -146,6 +148,13 @@ class Inventory:
         self._refresh([spec.kind])
         return self.files(spec)
 
+    def unchanged(self, spec: EmbeddingSpec) -> Set[str]:
+        """Return images whose file in `current_files` is known to be the one that its row describes; not all of them."""
+        self._refresh([spec.kind])
+        compared = self.compared.get(spec.kind, set())
+        compared -= self.worked_on
+        return compared
+
     def refresh(self) -> None:
         """Bring the listings of all kinds up to date in which steps have made files since."""
         self._refresh(list(self.outdated))
@@ -155,5 +164,8 @@ class Inventory:
         for spec in [spec for spec in self.listed if spec.kind in self.outdated and spec.kind in kinds]:
             listing = self.listed.pop(spec)
             if 10 * len(self.worked_on) < len(listing):
-                self.listed[spec] = listing.renewed(self.worked_on, self.store(spec).signatures(self.worked_on))
+                found, others = self.store(spec).signatures(self.worked_on), list(self.listed.values())
+                self.listed[spec] = listing.renewed(self.worked_on, found, others)
+            else:
+                self.compared.pop(spec.kind, None)
         self.outdated.difference_update(kinds)

@@ -8,9 +8,10 @@ Parsing a line is in formats/jsonl.py, the next content of the file in pipeline/
 Spec: docs/spec/conventions.md#jsonl-input, docs/spec/stage2.md#merge, docs/spec/migration.md#forward
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -21,6 +22,7 @@ from imagemill.domain.stage2_records import (
     OPTIONAL_FIELDS,
     RECORD_FIELDS,
     Record,
+    Stage2Record,
     captions_of,
     is_plain,
     is_stage1,
@@ -30,6 +32,7 @@ from imagemill.formats.jsonl import (
     Line,
     Span,
     SpanTable,
+    decode_canonical,
     encode_line,
     encode_sorted,
     parse_line,
@@ -59,7 +62,7 @@ class Recorded:
     `lines`: the last record of each id. `vectors`: for ids with an inline vector in any of their records, the last such record.
     `stage1`: ids whose record is of Stage 1. `set_aside`: lines that do not count, each with a reason code of quarantine.py
     and the reason in words. `captions`: fingerprint of the caption of each record that has one. `several`: `fingerprint_texts` of
-    those that have several.
+    those that have several. `is_usual`: whether every line is known to be a valid record of Stage 2, each of another image.
     """
 
     lines: SpanTable = field(default_factory=SpanTable)
@@ -68,6 +71,7 @@ class Recorded:
     set_aside: list[tuple[str, str, Span]] = field(default_factory=list)
     captions: FingerprintTable = field(default_factory=FingerprintTable)
     several: dict[str, str] = field(default_factory=dict)
+    is_usual: bool = field(default=True, compare=False)
 
     @property
     def is_plain(self) -> bool:
@@ -92,7 +96,7 @@ class Recorded:
         )
         captions = FingerprintTable((i, text) for i, text in self.captions.items() if i not in ids)
         several = {i: texts for i, texts in self.several.items() if i not in ids}
-        return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several)
+        return Recorded(lines, vectors, self.stage1 - ids, self.set_aside, captions, several, self.is_usual)
 
 
 def has_many(jsonl: Path) -> bool:
@@ -122,6 +126,11 @@ def read_recorded(jsonl: Path) -> Recorded:
         _LAST.clear()  # before the next one is read, because two take twice the memory
         found = _LAST[key] = _index(jsonl, _take_all)
     return found
+
+
+def last_index(jsonl: Path) -> Recorded | None:
+    """Return what `read_recorded` would return, if this process has it."""
+    return _LAST.get((jsonl, state_of(jsonl)))
 
 
 def remember(jsonl: Path, state: FileSignature | None, index: Recorded) -> None:
@@ -158,15 +167,19 @@ def _take_all(found: Recorded, path: Path) -> None:
     """Add all lines of a file. Records that are certainly valid, with one caption, take half of the time of others."""
     masks = usual_masks()
     for span, record in read_typed_spans(path, DECODER):
-        if isinstance(record, bytes):
-            raw = record
-        elif record.captions is msgspec.UNSET and record.image_id not in found.lines and is_plain(record, masks):
+        if not _is_usual(record, found, masks):
+            found.is_usual = False
+        elif record.captions is msgspec.UNSET:
             found.lines[record.image_id] = span
             found.captions[record.image_id] = fingerprint(record.caption.encode("utf-8"))
             continue
-        else:
-            raw = encode_line(record)
+        raw = record if isinstance(record, bytes) else encode_line(record)
         _take(found, path, parse_line(span.number, raw)._replace(offset=span.offset))
+
+
+def _is_usual(record: Stage2Record | bytes, found: Recorded, masks: Mapping[bytes, Any]) -> TypeGuard[Stage2Record]:
+    """Return whether a line is certainly a valid record, of an image that no earlier line is of."""
+    return not isinstance(record, bytes) and record.image_id not in found.lines and is_plain(record, masks)
 
 
 class NextIndex:
@@ -181,8 +194,8 @@ class NextIndex:
     """
 
     def __init__(self, jsonl: Path, old: Recorded) -> None:
-        self.index = Recorded() if old.is_plain else None
-        self._jsonl, self._old, self._offset = jsonl, old, 0
+        self.index = Recorded(is_usual=old.is_usual) if old.is_plain else None
+        self._jsonl, self._old, self._offset, self._masks = jsonl, old, 0, usual_masks()
 
     def add(self, image_id: str, line: bytes, *, unchanged: bool) -> None:
         """Add the next line, with its ending. `unchanged`: whether it is the image's line in the present file."""
@@ -192,6 +205,8 @@ class NextIndex:
             self._keep(self.index, image_id, len(line) - 1)
         else:
             number = len(self.index.lines) + 1
+            if self.index.is_usual:
+                self.index.is_usual = _is_usual(decode_canonical(line, DECODER)[0], self.index, self._masks)
             _take(self.index, self._jsonl, parse_line(number, line)._replace(offset=self._offset))
             self._offset += len(line)
 

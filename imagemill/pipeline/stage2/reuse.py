@@ -44,8 +44,10 @@ def find_donors(spec: EmbeddingSpec, jobs: Sequence[Job], ledger: Ledger, *, pre
     sizes = {signature_bytes(job.stat) for job in jobs if job.stat and job.facts is None}
     if spec.source == "pixels" and sizes:
         inputs.update(row.pixel_input(pixels.color) for row in ledger.sources_of_sizes(sizes, MOST_OF_A_SIZE))
+    if not (known := sorted(each for each in inputs if each is not None)):
+        return {}
     models = read_recorded_models(ledger, spec.kind)
-    rows = list(ledger.files_of_inputs(spec.kind, sorted(each for each in inputs if each is not None)))
+    rows = list(ledger.files_of_inputs(spec.kind, known))
     damaged = damaged_files(ledger.problems([row.image_id for row in rows])) if rows else frozenset()
     # Names of one file share its bytes.
     unusable = {row.stat for row in rows if (spec.kind, row.image_id) in damaged}

@@ -151,6 +151,17 @@ class Captions(Stamped):
         where, given = in_range(between)
         return dict(self._rows(f"SELECT image_id, fingerprint FROM recorded_captions WHERE {where}", given))  # type: ignore[arg-type]
 
+    def merged_captions(self, first: str, last: str) -> Iterator[tuple[str, str, str, FileSignature | None]]:
+        """Yield image id, fingerprint, origin and signature of single captions that the last merge wrote to their records.
+
+        `first`, `last`: ids of the images.
+        """
+        return self._rows(
+            "SELECT image_id, fingerprint, c.origin, c.signature FROM captions c "
+            "JOIN recorded_captions USING (image_id, fingerprint) WHERE image_id BETWEEN ? AND ? AND c.texts IS NULL",
+            (first, last),
+        )  # type: ignore[return-value]
+
     def has_recorded_captions(self) -> bool:
         """Return whether `recorded_captions` has any."""
         return self._one("SELECT 1 FROM recorded_captions LIMIT 1") is not None

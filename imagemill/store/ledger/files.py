@@ -10,7 +10,7 @@ from itertools import chain, starmap
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature
-from imagemill.store.ledger.database import json_of
+from imagemill.store.ledger.database import in_range, json_of
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import Table
 
@@ -101,11 +101,19 @@ class Files(Stamped):
 
     def files_of_inputs(self, kind: str, inputs: Iterable[str]) -> Iterator[FileRow]:
         """Yield the rows of a kind whose files were made from one of these inputs, given by their fingerprints."""
-        return self._select(FILES, list(inputs), "kind = ?", (kind,), key="source")
+        # Without the name of the index, SQLite reads every row of the kind.
+        where = "kind = ? AND source IN (SELECT value FROM json_each(?))"
+        statement = f"SELECT {FILES.columns} FROM files INDEXED BY files_by_input WHERE {where}"
+        return FILES.rows(self._rows(statement, (kind, json_of(list(inputs)))))
 
-    def model_keys(self, kind: str) -> set[str]:
-        """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`."""
-        return {model_key for (model_key,) in self._rows("SELECT DISTINCT maker FROM files WHERE kind = ?", (kind,))}
+    def model_keys(self, kind: str, between: tuple[str, str] | None = None) -> set[str]:
+        """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`.
+
+        `between`: first and last id of the images; None for all.
+        """
+        where, given = in_range(between)
+        rows = self._rows(f"SELECT DISTINCT maker FROM files WHERE kind = ? AND {where}", (kind, *given))
+        return {model_key for (model_key,) in rows}
 
     def has_files_by(self, kind: str, model_key: str) -> bool:
         """Return whether a kind has files with a model key."""

@@ -327,7 +327,7 @@ def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_wit
     log, witness = log_and_witness
     log.add_dynamic_partitions("still", ["a", "b"])
     log.get_dynamic_partitions("still").append("not mine")
-    monkeypatch.setattr(SqliteEventLogStorage, "get_dynamic_partitions", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(batched_events, "_keys", lambda *_: pytest.fail("read again"))
     witness.add_dynamic_partitions("others", ["c"])
     assert log.get_dynamic_partitions("still") == ["a", "b"]
     monkeypatch.setattr(
@@ -335,6 +335,20 @@ def test_dynamic_partitions_are_not_read_again_while_nothing_changes(log_and_wit
     )
 
     assert log.get_dynamic_partitions("still") == ["a", "b"]
+
+
+def test_of_partitions_with_new_keys_only_the_new_ones_are_read(log_and_witness):
+    log, witness = log_and_witness
+    log.add_dynamic_partitions("more", ["a", "b"])
+    log.get_dynamic_partitions("more")
+    log._partition_keys["more"] = log._partition_keys["more"]._replace(keys=("as known", "b"))
+
+    witness.add_dynamic_partitions("more", ["d", "c"])
+    assert log.get_dynamic_partitions("more") == ["as known", "b", "d", "c"]
+
+    witness.delete_dynamic_partition("more", "d")
+    witness.add_dynamic_partitions("more", ["e"])
+    assert log.get_dynamic_partitions("more") == ["a", "b", "c", "e"]
 
 
 def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):

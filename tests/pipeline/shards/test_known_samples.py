@@ -14,7 +14,7 @@ import pytest
 
 from imagemill.config import Config
 from imagemill.domain.buckets import BUCKETS
-from imagemill.domain.embedding_specs import DINOV3, T5, VAE
+from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.errors import ImagemillError
 from imagemill.formats.jsonl import SpanTable, read_jsonl
 from imagemill.formats.tar import read_shard
@@ -25,6 +25,7 @@ from imagemill.pipeline.shards.readiness import find_ready, load_samples
 from imagemill.pipeline.shards.shard_sets import INDEX, bucket_folder
 from imagemill.pipeline.shards.shard_writer import sample_bytes, write_bucket
 from imagemill.pipeline.shards.update import digest_of
+from imagemill.pipeline.stage2.current_plans import jobs_in_parts
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
 from imagemill.store.ledger import Ledger
@@ -39,8 +40,15 @@ def request(root, *buckets):
     return PackRequest(buckets or BUCKETS, root.shards, "update")
 
 
-def plan(root, ledger, *buckets):
-    return plan_packing(Inventory(root), CONFIG, ledger, request(root, *buckets))
+def plan(root, ledger, *buckets, inventory=None):
+    return plan_packing(inventory or Inventory(root), CONFIG, ledger, request(root, *buckets))
+
+
+def planned(root, ledger):
+    """Return the listing of a command that has planned its embedding passes, which compares files with their rows."""
+    inventory = Inventory(root)
+    list(jobs_in_parts(embedding_specs(), inventory, ledger))
+    return inventory
 
 
 def write(root, ledger, shard_set):
@@ -108,6 +116,7 @@ def assert_same_as_of_all_records(root, ledger):
     before = ledger.packed(root.shards)
     with known_noted() as stayed:
         few = plan(root, ledger)
+    assert shown(*plan(root, ledger, inventory=planned(root, ledger))) == shown(*few)
     ledger.record_packed(msgspec.structs.replace(before, parameters=""))
     with known_noted() as of_all_records:
         whole = plan(root, ledger)

@@ -4,7 +4,7 @@ import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, T5, VAE, embedding_specs
 from imagemill.pipeline.stage2 import plan as module
-from imagemill.pipeline.stage2.current_plans import current_plans
+from imagemill.pipeline.stage2.current_plans import current_plans, jobs_in_parts
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.plan import LedgerSnapshot, plan_embedding, plans_for
 from imagemill.store.ledger import Ledger, Problem
@@ -83,6 +83,25 @@ def test_all_images_are_planned_again_if_their_changes_are_no_longer_known(plann
 
     assert "a" not in found[VAE.kind][1]
     assert asked == [2, 2, 2], "of the others, columns are compared"
+
+
+def test_files_that_planning_has_compared_are_not_checked_again(data_root):
+    """Those of images that steps have worked on are, and all of a folder that was listed again as a whole."""
+    photos(data_root, *"abcdefghijklm")
+    embed(data_root)
+    photos(data_root, "new")
+    with Ledger(data_root.ledger) as ledger:
+        inventory = surveyed(data_root, ledger)
+        list(jobs_in_parts(embedding_specs(), inventory, ledger))
+        assert inventory.unchanged(VAE) == set("abcdefghijklm")
+
+        embed_new(data_root, inventory, ledger)
+        assert inventory.unchanged(VAE) == set("abcdefghijklm")
+
+        inventory.outdated.add(VAE.kind)
+        inventory.worked_on.add("a")
+        assert inventory.unchanged(VAE) == set(), "more than a tenth"
+        assert inventory.unchanged(T5) == set("bcdefghijklm")
 
 
 def remove_file(root, inventory, ledger):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from imagemill.formats.jsonl import encode_line, read_jsonl
 from imagemill.pipeline.stage2 import record_index
-from imagemill.pipeline.stage2.record_index import Recorded, read_recorded, unfinished
+from imagemill.pipeline.stage2.record_index import Recorded, last_index, read_recorded, unfinished
+from imagemill.validation.tables import _unusual_records
 from tests.helpers.stage2 import record_of
 
 values = {
@@ -50,7 +51,11 @@ def test_index_is_that_of_each_line_decoded_by_itself(tmp_path_factory, lines, l
     if left:
         unfinished(jsonl).write_bytes(b"".join(left))
 
-    assert read_recorded(jsonl) == line_by_line(jsonl)
+    index = read_recorded(jsonl)
+    assert index == line_by_line(jsonl)
+    if index.is_usual and not left:
+        assert _unusual_records(jsonl, migrating=False) == (len(index.lines), [])
+    assert last_index(jsonl) is index
 
 
 def test_valid_records_are_not_decoded_one_by_one(tmp_path, monkeypatch):
