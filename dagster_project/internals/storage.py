@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from dagster import DagsterEventType, EventLogEntry
+from dagster import EventLogEntry
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME, SqliteEventLogStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
@@ -36,7 +36,12 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.sql.elements import ColumnElement
 
-from dagster_project.internals.batched_events import BatchedEventLog, SqlEventLogStorageTable, last_of_each_asset
+from dagster_project.internals.batched_events import (
+    BatchedEventLog,
+    SqlEventLogStorageTable,
+    is_of_partition,
+    last_of_each_asset,
+)
 from imagemill.fs.atomic import write_new
 from imagemill.store.ledger.table import in_statements
 from resources.dagster_internals.events import interrupts_held
@@ -201,7 +206,7 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         rows = [self._row(event) for event in events]
         last = list(last_of_each_asset(events, range(len(events))))
         shown = {number for _, number in last}
-        in_run = [row for number, row in enumerate(rows) if number in shown or not _is_of_partition(events[number])]
+        in_run = [row for number, row in enumerate(rows) if number in shown or not is_of_partition(events[number])]
         for run_id, group in _by_run(in_run).items():
             with self.run_connection(run_id) as connection:
                 connection.execute(table.insert(), group)
@@ -244,16 +249,6 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
 def _stored(value: object) -> object:
     """Return a value as SQLAlchemy stores it in SQLite."""
     return value.isoformat(" ", "microseconds") if isinstance(value, datetime) else value
-
-
-def _is_of_partition(event: EventLogEntry) -> bool:
-    """Return True for the materialisation of one partition.
-
-    Pages of partitions and assets read the index. The page of a run lists the run's own file, where a line per image would
-    double the history and slow the page.
-    """
-    of_asset = event.get_dagster_event()
-    return of_asset.event_type is DagsterEventType.ASSET_MATERIALIZATION and of_asset.partition is not None
 
 
 def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
