@@ -2,7 +2,8 @@
 
     first      a new viewer sees that nothing has changed since the last command, reads the state at its end, and answers with the
                first page
-    filters    the slowest of all filters, each in every order, with a search in captions: count and one page
+    filters    the slowest of all filters, with a search in captions, and of all kinds of change, each in every order: count and
+               one page
     image      the facts about one image
     mark       the first page after another process has marked an image
     new image  the first page after an image has been added, for which every image is planned
@@ -82,18 +83,16 @@ def _view(root: DataRoot, images: int) -> bool:
     from imagemill.domain.filters import FILTERS
     from imagemill.look.selection import View
     from imagemill.look.viewer import Viewer
-    from imagemill.store.ledger import Ledger
+    from imagemill.store.ledger import CHANGES_SINCE, Ledger
     from imagemill.store.ledger.overview import SORTS, Selection
 
     first_goal, filter_goal, memory_goal = GOALS if images <= FULL else GOALS_OF_MORE
     view, image_id = View(), f"photo{images // 2:06d}"
     viewer = Viewer(root.path)
     first = _seconds(lambda: viewer.run(viewer.overview))
-    slowest = max(
-        _seconds(lambda s=show, o=order: viewer.run(viewer.page, View(Selection(show=s, sort=o, text="number 7"))))
-        for show in FILTERS
-        for order in SORTS
-    )
+    views = [View(Selection(show=show, sort=order, text="number 7")) for show in FILTERS for order in SORTS]
+    views += [View(Selection(sort=order), kind, since="7d") for kind in CHANGES_SINCE for order in SORTS]
+    slowest = max(_seconds(lambda each=each: viewer.run(viewer.page, each)) for each in views)
     image = _seconds(lambda: viewer.run(viewer.image, image_id, view))
     with Ledger(root.ledger) as ledger:
         ledger.mark([image_id])

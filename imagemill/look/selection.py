@@ -25,7 +25,7 @@ class View(msgspec.Struct, frozen=True):
     """A part of the inputs, and how it is shown.
 
     Attributes:
-        selection: the part and its order; `among` is None.
+        selection: the part and its order; `change` is None.
         changed: kind of change, or None; `since`: the time from which changes count.
         page: number of the page, from 1.
         cropped: whether pictures are shown as cropped.

@@ -47,7 +47,7 @@ from imagemill.look.records import (
 )
 from imagemill.look.selection import PAGE_SIZE, View
 from imagemill.look.similar import Similar
-from imagemill.pipeline.changes import Changes, parse_since, read_changes, written_time
+from imagemill.pipeline.changes import parse_since, written_time
 from imagemill.pipeline.curation.near_duplicates import Group, read_groups, read_summary, summary_path
 from imagemill.pipeline.image_report import explain
 from imagemill.pipeline.image_states import latent_picture, read_states
@@ -302,11 +302,8 @@ class Viewer:
     def _shown_changes(self, table: Overview, since: str) -> ShownChanges:
         ledger = self.session.reading
         began = parse_since(since, ledger)
-        counts = table.counts_since(self.session.root.ledger, began)
+        counts = table.counts_since(began)
         return ShownChanges(written_time(began), counts, ledger.unknown_times())
-
-    def _changes(self, since: str) -> Changes:
-        return read_changes(self.session.reading, parse_since(since, self.session.reading))
 
     def problems(self, item: str) -> list[InputProblem]:
         """Return the problems of one input."""
@@ -335,7 +332,9 @@ class Viewer:
     def _selection(self, view: View) -> Selection:
         if view.changed is None:
             return view.selection
-        return _of_change(view.selection, view.changed, self._changes(view.since).images[view.changed])
+        chosen, since = view.selection, parse_since(view.since, self.session.reading)
+        show = show_of(view.changed) if chosen.show == "all" else chosen.show
+        return msgspec.structs.replace(chosen, show=show, change=(view.changed, since))
 
     def _report(self, item: str) -> dict[str, Any]:
         with suppress(ImagemillError):
@@ -535,12 +534,6 @@ class Viewer:
         with suppress(OSError, ValueError, ImagemillError):
             return latents_picture(read_npy(store.path(item)), colours), colours.r2
         return None
-
-
-def _of_change(selection: Selection, kind: str, items: Sequence[str]) -> Selection:
-    """Return the part of a selection that changed."""
-    show = show_of(kind) if selection.show == "all" else selection.show
-    return msgspec.structs.replace(selection, among=tuple(items), show=show)
 
 
 # Groups on a page.

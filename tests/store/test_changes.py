@@ -4,6 +4,7 @@ Spec: docs/spec/conventions.md#what-changed
 """
 
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,6 +14,7 @@ from imagemill.errors import WrongUsage
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.store.ledger import CHANGES_SINCE, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger.overview import Additions, Overview, Selection, show_of
 
 SIGNATURE = posix_signature(10, 1, 100)
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -45,7 +47,13 @@ def ledger(tmp_path, clock):
 
 
 def changed(ledger, since):
-    return {name: ids for name, ids in read_changes(ledger, since).images.items() if ids}
+    images = read_changes(ledger, since).images
+    with closing(Overview.of(ledger.path, Additions({}, {}, (), {}, lambda *_: ("", 0.0, 0.0)))) as table:
+        shown = {kind: set(table.items(Selection(show_of(kind)))) for kind in images}
+        found = {kind: table.items(Selection(show_of(kind), change=(kind, since))) for kind in images}
+        assert found == {kind: [item for item in ids if item in shown[kind]] for kind, ids in images.items()}
+        assert table.counts_since(since) == {kind: len(items) for kind, items in found.items()}
+    return {name: ids for name, ids in images.items() if ids}
 
 
 def test_new_image_is_added_and_nothing_else(ledger):

@@ -6,7 +6,8 @@
 The rows of all images go from the ledger into the table without becoming Python objects.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import msgspec
 from imagemill.domain.buckets import LEAST_COVERAGE, MOST_ENLARGEMENT
 from imagemill.domain.filters import FILTERS
 from imagemill.store.ledger.database import IN_MEMORY, Database, attached
-from imagemill.store.ledger.recent import queries_since
+from imagemill.store.ledger.recent import CHANGES_SINCE, query_since
 from imagemill.store.ledger.table import BOOL, Codec, Table, in_statements
 
 
@@ -40,6 +41,7 @@ class ImageState(msgspec.Struct, frozen=True):
         duplicate_of: the image that represents its group of near duplicates, if it is another one.
         withdrawn: time of its withdrawal, UTC, ISO 8601.
         marked: whether it is marked.
+        added_at: when it was first read, in seconds since the epoch; None if unknown.
     """
 
     item: str
@@ -61,7 +63,11 @@ class ImageState(msgspec.Struct, frozen=True):
     duplicate_of: str | None = None
     withdrawn: str | None = None
     marked: bool = False
+    added_at: int | None = None
 
+
+# SQLite's name of the ledger where it is attached.
+_LEDGER = "ledger"
 
 # ` a b `, so that a reason is found between spaces.
 _REASONS = Codec(lambda reasons: f" {' '.join(reasons)} " if reasons else "", lambda text: tuple(text.split()))
@@ -103,7 +109,7 @@ class Selection(msgspec.Struct, frozen=True):
         text: a part of the caption or of the item; ASCII letters match in both cases.
         least_size, most_size: megapixels.
         least_tokens, most_tokens: of the caption.
-        among: the only items, None for all.
+        change: kind of change, see `CHANGES_SINCE`, and the time since when, in seconds since the epoch; None for all.
         sort: name of a column to sort by; equal rows are in order of the item.
         descending: whether the order is reversed.
     """
@@ -117,12 +123,12 @@ class Selection(msgspec.Struct, frozen=True):
     most_size: float | None = None
     least_tokens: int | None = None
     most_tokens: int | None = None
-    among: tuple[str, ...] | None = None
+    change: tuple[str, int] | None = None
     sort: str = "id"
     descending: bool = False
 
     def condition(self) -> tuple[str, list[Any]]:
-        """Return the condition in SQL, and its parameters."""
+        """Return the condition in SQL, and its parameters. That of a change reads the ledger, which must be attached."""
         parts, given = [f"({_CONDITIONS[self.show]})"], []
         if self.show != _WITHDRAWN:
             parts.append("withdrawn IS NULL")
@@ -142,9 +148,11 @@ class Selection(msgspec.Struct, frozen=True):
             parts.append("(caption LIKE ? ESCAPE '\\' OR item LIKE ? ESCAPE '\\')")
             escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
             given += [f"%{escaped}%"] * 2
-        if self.among is not None:
-            parts.append("item IN (SELECT value FROM json_each(?))")
-            given.append(msgspec.json.encode(self.among).decode())
+        if self.change is not None:
+            kind, since = self.change
+            # All images may be new; a query for them would take longer than the table.
+            is_in = f"added_at >= {int(since)}" if kind == "added" else f"item IN ({query_since(kind, since, _LEDGER)})"
+            parts.append(is_in)
         return " AND ".join(parts), given
 
 
@@ -199,14 +207,14 @@ SELECT
     item, file, file IS NOT NULL, CASE WHEN file IS NULL THEN '' ELSE outcome END, ifnull(reasons, ''),
     width, height, bucket, coverage, enlargement,
     text, origin, length(mask) - length(replace(mask, '1', '')), ifnull(truncated, 0),
-    tar, offset, duplicate_of, withdrawn, marked
+    tar, offset, duplicate_of, withdrawn, marked, added_at
 FROM (
     SELECT
         i.image_id AS item,
         CASE WHEN n.item IS NULL THEN s.file_name ELSE n.file END AS file, ifnull(n.outcome, '{UP_TO_DATE}') AS outcome,
         r.reasons, s.width, s.height, b.bucket, b.coverage, b.enlargement,
         c.text, c.origin, c.mask, c.truncated, t.tar, t.offset, d.duplicate_of,
-        w.at AS withdrawn, m.image_id IS NOT NULL AS marked
+        w.at AS withdrawn, m.image_id IS NOT NULL AS marked, s.added_at
     FROM {{items}}
     LEFT JOIN training AS b ON b.width = s.width AND b.height = s.height
     LEFT JOIN ledger.captions AS c ON c.image_id = i.image_id
@@ -253,8 +261,9 @@ class Numbers(NamedTuple):
 class Overview(Database):
     """The table. One thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Path | None = None) -> None:
         super().__init__(IN_MEMORY)
+        self._ledger = ledger
         self._numbers: Numbers | None = None
         columns = ", ".join(f"{name} PRIMARY KEY" if name == "item" else name for name in STATES.names)
         with self._errors():
@@ -263,22 +272,33 @@ class Overview(Database):
     @classmethod
     def of(cls, ledger: Path, added: Additions) -> "Overview":
         """Return the table of a ledger."""
-        table = cls()
+        table = cls(ledger)
         try:
-            table._fill(ledger, added)
+            table._fill(added)
         except BaseException:
             table.close()
             raise
         return table
 
-    def _fill(self, ledger: Path, added: Additions) -> None:
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        """Attach the ledger."""
+        assert self._ledger
+        with self._errors(), attached(self._db, self._ledger, _LEDGER):
+            yield
+
+    def _read_by(self, selection: Selection) -> AbstractContextManager[None]:
+        """Return a context in which the condition of a selection may be used."""
+        return nullcontext() if selection.change is None else self._attached()
+
+    def _fill(self, added: Additions) -> None:
         rows = {
             "differing": ((item, *(listed or (None, None))) for item, listed in added.differing.items()),
             "reasons": ((item, f" {' '.join(sorted(codes))} ") for item, codes in added.reasons.items()),
             "samples": added.samples,
             "duplicates": added.duplicates.items(),
         }
-        with self._errors(), attached(self._db, ledger, "ledger"):
+        with self._attached():
             for name, (columns, _) in _ADDED.items():
                 self._db.execute(f"CREATE TABLE {name} ({columns}) WITHOUT ROWID")
             for name, values in rows.items():
@@ -297,22 +317,20 @@ class Overview(Database):
 
     def count(self, selection: Selection) -> int:
         """Return the number of selected inputs."""
+        with self._read_by(selection):
+            return self._count(selection)
+
+    def _count(self, selection: Selection) -> int:
         where, given = selection.condition()
         return self._number(f"SELECT count(*) FROM states WHERE {where}", given)
 
-    def counts_since(self, ledger: Path, since: int) -> dict[str, int]:
+    def counts_since(self, since: int) -> dict[str, int]:
         """Return the number of inputs for each kind of change since a time, in seconds since the epoch, see `CHANGES_SINCE`.
 
-        Withdrawn ones count as withdrawn alone. `ledger`: its path.
+        Withdrawn ones count as withdrawn alone.
         """
-        with self._errors(), attached(self._db, ledger, "ledger"):
-            return {
-                kind: self._number(
-                    f"SELECT count(*) FROM states WHERE item IN ({query}) AND {Selection(show_of(kind)).condition()[0]}",
-                    (since,),
-                )
-                for kind, query in queries_since("ledger").items()
-            }
+        with self._attached():
+            return {kind: self._count(Selection(show_of(kind), change=(kind, since))) for kind in CHANGES_SINCE}
 
     def numbers(self) -> Numbers:
         """Return the numbers of the first page. They are computed once, and again after marks have been set."""
@@ -353,17 +371,16 @@ class Overview(Database):
         """Return selected inputs in order."""
         where, given = selection.condition()
         order = self._order(selection)
-        rows = self._rows(
-            f"SELECT {STATES.columns} FROM states WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
-            [*given, limit, offset],
-        )
-        return list(STATES.rows(rows))
+        query = f"SELECT {STATES.columns} FROM states WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+        with self._read_by(selection):
+            return list(STATES.rows(self._rows(query, [*given, limit, offset])))
 
     def items(self, selection: Selection) -> list[str]:
         """Return the selected items in order."""
         where, given = selection.condition()
         order = self._order(selection)
-        return [item for (item,) in self._rows(f"SELECT item FROM states WHERE {where} ORDER BY {order}", given)]
+        with self._read_by(selection):
+            return [item for (item,) in self._rows(f"SELECT item FROM states WHERE {where} ORDER BY {order}", given)]
 
     def folders(self) -> list[str]:
         """Return the folders of `approved/` that contain images, in order; "" for itself."""
@@ -383,15 +400,16 @@ class Overview(Database):
     def position(self, selection: Selection, item: str) -> int | None:
         """Return the number of selected inputs before one, None if it is not selected."""
         where, given = selection.condition()
-        if not self._number(f"SELECT count(*) FROM states WHERE {where} AND item = ?", [*given, item]):
-            return None
         column, before = SORTS[selection.sort], ">" if selection.descending else "<"
         value = f"(SELECT {column} FROM states WHERE item = ?)"
-        return self._number(
-            f"SELECT count(*) FROM states WHERE {where}"
-            f" AND ({column} {before} {value} OR ({column} = {value} AND item {before} ?))",
-            [*given, item, item, item],
-        )
+        with self._read_by(selection):
+            if not self._number(f"SELECT count(*) FROM states WHERE {where} AND item = ?", [*given, item]):
+                return None
+            return self._number(
+                f"SELECT count(*) FROM states WHERE {where}"
+                f" AND ({column} {before} {value} OR ({column} = {value} AND item {before} ?))",
+                [*given, item, item, item],
+            )
 
     def set_marks(self, items: Collection[str]) -> None:
         """Mark exactly these inputs."""

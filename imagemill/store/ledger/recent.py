@@ -59,9 +59,12 @@ _QUERIES = {
 CHANGES_SINCE = tuple(_QUERIES)
 
 
-def queries_since(db: str = "main") -> dict[str, str]:
-    """Return the query of each kind of change since `?1`, in seconds since the epoch. `db`: SQLite's name of the ledger."""
-    return {kind: query.format(db=f"{db}.") for kind, query in _QUERIES.items()}
+def query_since(kind: str, since: int, db: str = "main") -> str:
+    """Return the query of the items with a kind of change since a time, in seconds since the epoch.
+
+    `db`: SQLite's name of the ledger. The query has no parameters, so that it may be a part of another one.
+    """
+    return _QUERIES[kind].format(db=f"{db}.").replace("?1", str(int(since)))
 
 
 class Recent(Database):
@@ -73,8 +76,8 @@ class Recent(Database):
         Args:
             since: seconds since the epoch.
         """
-        for name, query in queries_since().items():
-            yield name, sorted(item for (item,) in self._rows(query, (since,)))
+        for kind in CHANGES_SINCE:
+            yield kind, sorted(item for (item,) in self._rows(query_since(kind, since)))
 
     def unknown_times(self) -> int:
         """Return the number of images of which it is not known when they last changed."""
