@@ -91,7 +91,10 @@ def test_store_writes_inside_its_folder_or_refuses(tmp_path_factory, name):
         path = store.path(name)
     except InvalidImageId:
         assert id_problem(name)
+        with pytest.raises(InvalidImageId):
+            store.path_text(name)
         return
+    assert store.path_text(name) == str(path)
     assert path.parent == folder
     assert path.name == f"{image_id(name)}.npy"
     assert len(path.name.encode()) <= 255

@@ -341,7 +341,7 @@ def test_store_checks_a_file_by_the_shape_of_its_image(tmp_path, spec, shape):
     store = NpyStore(tmp_path, spec)
     array = np.zeros(shape, spec.dtype)
     os.replace(store.stage(array), store.path("abc"))
-    assert store.path("abc") == tmp_path / "abc.npy"
+    assert store.path("abc") == tmp_path / "abc.npy" == Path(store.path_text("abc"))
     assert store.check("abc", 768, 1024) == f"xxh3:{xxhash.xxh3_128_hexdigest(saved(array))}"
     if spec is VAE:
         # Swapped sides keep the file's size; only the header differs.

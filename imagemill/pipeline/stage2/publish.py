@@ -285,7 +285,7 @@ def _publish_batch(
 def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:
     """Rename a staged file; if that fails, mark its row as failed. Return True on success."""
     try:
-        os.replace(staged, store.path(row.image_id))
+        os.replace(staged, store.path_text(row.image_id))
         if row.outcome == "linked":
             # If both are names of the same file, the replacement leaves both.
             staged.unlink(missing_ok=True)

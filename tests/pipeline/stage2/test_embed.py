@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import ClassVar
@@ -780,7 +781,7 @@ def test_files_are_durable_before_their_ledger_rows_and_final_names(data_root, m
         return {}
 
     def named(one, other):
-        if other.suffix == ".npy":
+        if Path(other).suffix == ".npy":
             order.append("name")
         return replace(one, other)
 
@@ -1110,6 +1111,7 @@ def test_ledger_row_exists_before_the_final_name(data_root, monkeypatch):
     replace, vouched = os.replace, []
 
     def kill_at_third(one, other):
+        other = Path(other)
         if other.suffix != ".npy":
             return replace(one, other)
         with Ledger(data_root.ledger) as witness:  # another connection sees only what is committed
