@@ -9,8 +9,8 @@ are in memory if there is room, because the CPU time of a disk is noisy.
 Small data roots are measured three times, before, between and after the large ones, and so are the changes of the whole one; the
 medians count.
 
-The goals of `status`, `explain`, a sensor tick, and of what a run after a change takes longer than one without, are those of
-60,000 images, and of more in proportion; the other goals hold at any number.
+The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
+hold at any number.
 
 `--tiny`: three kinds of 16 bytes instead of the shipped ones (benchmarks/tiny_kinds), for a million images on one disk.
 Without arguments, 2,000 images of the shipped kinds are measured, then 200,000 with `--tiny`.
@@ -123,7 +123,7 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         changes = [_changed(root, functools.partial(change, n)) for n in range(rounds)]
         written = max(size for _, size in changes)
         seconds = statistics.median(each for each, _ in changes)
-        yield line_of(name, seconds, nothing + more * NEW_RATIO * cpu["few" if added else "one"])
+        yield line_of(name, seconds, nothing + NEW_RATIO * cpu["few" if added else "one"])
         # One tar of the bucket, the new samples, and the two blocks that end each tar.
         yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
 
