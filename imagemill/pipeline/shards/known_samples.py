@@ -33,7 +33,10 @@ from imagemill.pipeline.shards.shard_sets import (
 )
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import read_recorded, state_of
-from imagemill.store.ledger import Ledger, PackedSets
+from imagemill.store.ledger import BEGUN, HISTORY, Ledger, PackedSets
+
+# Settings that decide nothing about samples. The first run records its history after it has packed.
+_WITHOUT_EFFECT = {BEGUN, HISTORY}
 
 
 def state_before(inventory: Inventory, config: Config, output: Path, ledger: Ledger) -> PackedSets | None:
@@ -50,7 +53,8 @@ def state_before(inventory: Inventory, config: Config, output: Path, ledger: Led
     if merged is None or unfinished or not read_recorded(jsonl).is_plain:
         return None
     contracts = [[spec.kind, spec.contract] for spec in map(inventory.in_force, embedding_specs())]
-    given = [version("imagemill"), set_members(), repr(config), contracts, sorted(ledger.settings().items())]
+    settings = sorted((name, value) for name, value in ledger.settings().items() if name not in _WITHOUT_EFFECT)
+    given = [version("imagemill"), set_members(), repr(config), contracts, settings]
     # A fingerprint, because the configuration may contain credentials.
     return PackedSets(str(output), {}, fingerprint(msgspec.json.encode(given)), merged.epoch, seen)
 

@@ -28,7 +28,9 @@ from imagemill.pipeline.shards.update import digest_of
 from imagemill.pipeline.stage2.current_plans import jobs_in_parts
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import Recorded, read_recorded
-from imagemill.store.ledger import Ledger
+from imagemill.store.ledger import HISTORY, Ledger
+from tests.helpers.product import photos as product_photos
+from tests.helpers.product import product
 from tests.helpers.stage2 import embed, photos, write_records
 
 IMAGES = "abcdefgh"
@@ -243,6 +245,24 @@ def test_nothing_is_known_after_the_configuration_has_changed(root, ledger):
     assert known(root, ledger) == set(IMAGES)
     assert known(root, ledger, changed) == set()
     assert "max_upscale" not in state_before(Inventory(root), changed, root.shards, ledger).parameters, "no secrets"
+
+
+def test_what_is_known_does_not_depend_on_the_history(root, ledger):
+    """A command records its history after it has packed."""
+    ledger.record_setting(HISTORY, "another")
+
+    assert known(root, ledger) == set(IMAGES)
+
+
+def test_run_after_the_first_one_continues_it(data_root):
+    parameters = []
+    for count in (3, 4):
+        product_photos(data_root.approved, count)
+        product(data_root, "run")
+        with Ledger(data_root.ledger) as ledger:
+            parameters.append(ledger.packed(data_root.shards).parameters)
+
+    assert parameters[0] == parameters[1]
 
 
 def test_several_changes_one_after_another(root, ledger):
