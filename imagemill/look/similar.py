@@ -3,16 +3,17 @@
 All vectors are read once and kept in memory, 2 KiB each.
 """
 
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.domain.layout import DataRoot
-from imagemill.errors import InvalidNpy
-from imagemill.formats.npy import NpyStore, read_npy
+from imagemill.formats.npy import NpyStore, parse_npy
+from imagemill.fs.fingerprints import read_whole
+from imagemill.parts import in_parts
 
 # Data roots with more images are not searched: their vectors would take more than 0.4 GB.
 MOST_IMAGES = 200_000
@@ -46,15 +47,15 @@ class Similar:
         """
         store = NpyStore(root.derived / DINOV3.folder, DINOV3)
         try:
-            wanted = _direction(read_npy(store.path(image_id)))
+            wanted = _vectors(store, [image_id])[1]
             self._read(store)
-        except (OSError, ValueError, InvalidNpy):
+        except OSError:
             return []
-        if wanted is None or not self._ids:
+        if not len(wanted) or not self._ids:
             return []
         cosines = np.concatenate(
             [
-                block.astype(np.float32) @ wanted
+                block.astype(np.float32) @ wanted[0]
                 for block in np.split(self._vectors, range(_BLOCK, len(self._ids), _BLOCK))
             ]
         )
@@ -74,24 +75,31 @@ class Similar:
         listing = sorted(store.listing())
         if len(listing) > MOST_IMAGES:
             listing = []
-        ids, vectors = [], np.empty((len(listing), DINOV3_WIDTH), np.float16)
-        for image_id in listing:
-            if (vector := _vector(store.path(image_id))) is not None:
-                vectors[len(ids)] = vector
-                ids.append(image_id)
+        ids: list[str] = []
+        vectors = np.empty((len(listing), DINOV3_WIDTH), np.float16)
+        for part in in_parts(listing, _BLOCK):
+            found, directions = _vectors(store, part)
+            vectors[len(ids) : len(ids) + len(found)] = directions
+            ids += found
         self._ids, self._vectors, self._state = ids, vectors[: len(ids)], state
 
 
-def _vector(path: Path) -> np.ndarray | None:
-    try:
-        return _direction(read_npy(path))
-    except (OSError, InvalidNpy):
-        return None
+def _vectors(store: NpyStore, ids: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Return the ids that have a vector, and their vectors scaled to length 1, float32 (N, 1024).
 
-
-def _direction(vector: np.ndarray) -> np.ndarray | None:
-    """Return a vector scaled to length 1, float32; None if it has another shape, is zero, or is not finite."""
-    if vector.shape != (DINOV3_WIDTH,):
-        return None
-    length = float(np.linalg.norm(vector.astype(np.float64)))
-    return (vector / length).astype(np.float32) if 0 < length < float("inf") else None
+    Vectors of another shape, zero vectors and vectors that are not finite do not count.
+    """
+    found: list[str] = []
+    vectors = np.empty((len(ids), DINOV3_WIDTH), np.float32)
+    for image_id in ids:
+        # Text, because a `Path` takes longer than the file.
+        with suppress(OSError, ValueError, TypeError):
+            vector = parse_npy(read_whole(store.path_text(image_id)))
+            if vector.shape == (DINOV3_WIDTH,):
+                vectors[len(found)] = vector
+                found.append(image_id)
+    vectors = vectors[: len(found)]
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    usable = (lengths > 0) & (lengths < np.inf)
+    directions = vectors[usable] / lengths[usable, np.newaxis].astype(np.float32)
+    return [image_id for image_id, is_usable in zip(found, usable, strict=True) if is_usable], directions

@@ -55,6 +55,25 @@ def test_vector_that_has_no_direction_is_left_out(vectors, bad):
     assert Similar().to(root, "a\0", angles, 3) == []
 
 
+def test_file_that_cannot_be_a_vector_is_left_out_and_the_others_are_compared(vectors):
+    """A file of text, and one whose name is no image id."""
+    root, angles = vectors
+    write(root, "text", np.array(["text"] * DINOV3_WIDTH))
+    np.save(root.derived / DINOV3.folder / "a\nb.npy", np.ones(DINOV3_WIDTH, np.float32))
+
+    assert [each.image_id for each in Similar().to(root, "a", {*angles, "text"}, 1)] == ["c"]
+
+
+def test_all_vectors_are_compared_when_they_are_read_in_parts(vectors, monkeypatch):
+    root, angles = vectors
+    whole = Similar().to(root, "a", angles, 9)
+    monkeypatch.setattr(similar, "_BLOCK", 2)
+
+    found = Similar().to(root, "a", angles, 9)
+    assert [each.image_id for each in found] == [each.image_id for each in whole] == ["c", "b", "d", "e"]
+    assert [each.cosine for each in found] == pytest.approx([each.cosine for each in whole], abs=1e-5)
+
+
 def test_root_with_too_many_images_is_not_searched(vectors, monkeypatch):
     root, angles = vectors
     monkeypatch.setattr(similar, "MOST_IMAGES", 4)
