@@ -148,7 +148,7 @@ def _own_header(shape: tuple[int, ...], dtype: "np.dtype | str") -> _Header:
     return _Header(shape, np.dtype(dtype), False, len(npy_header(shape, dtype)))
 
 
-def read_npy(path: Path, *, content: str | None = None) -> "np.ndarray":
+def read_npy(path: str | Path, *, content: str | None = None) -> "np.ndarray":
     """Return the array of a file, writable.
 
     Args:
@@ -164,7 +164,7 @@ def read_npy(path: Path, *, content: str | None = None) -> "np.ndarray":
     return parse_npy(data, path)
 
 
-def parse_npy(data: bytes | bytearray | memoryview, path: Path | Location = Path("npy bytes")) -> "np.ndarray":
+def parse_npy(data: bytes | bytearray | memoryview, path: str | Path | Location = "npy bytes") -> "np.ndarray":
     """Return the array of an npy file held in memory, as a view of `data`.
 
     Args:
@@ -236,7 +236,7 @@ def check_npy_header(path: Path, shape: Sequence[int], dtype: "np.dtype | str") 
     _check_header(head, size, shape, dtype, path)
 
 
-def _read(path: Path) -> bytearray:
+def _read(path: str | Path) -> bytearray:
     with open(path, "rb", buffering=0) as file:
         data = bytearray(os.fstat(file.fileno()).st_size)
         filled = 0
@@ -284,13 +284,13 @@ def dtype_text(dtype: "np.dtype") -> str:
     return dtype.str if dtype.names is None else str(dtype)
 
 
-def _check_size(header: _Header, size: int, path: Path | Location) -> None:
+def _check_size(header: _Header, size: int, path: str | Path | Location) -> None:
     if size != header.file_size:
         reason = "truncated" if size < header.file_size else "trailing_bytes"
         raise InvalidNpy(reason, path, f"{size} bytes, the header implies {header.file_size}")
 
 
-def _parse_header(head: bytes | bytearray | memoryview, path: Path | Location) -> _Header:
+def _parse_header(head: bytes | bytearray | memoryview, path: str | Path | Location) -> _Header:
     from numpy.lib import format as npy_format
 
     stream = io.BytesIO(head)

@@ -65,7 +65,7 @@ def read_signed(path: Path) -> tuple[bytes, FileSignature]:
         return file.read(), signature
 
 
-def read_whole(path: str | Path) -> bytes:
+def read_whole(path: Path) -> bytes:
     """Return a file's bytes: `Path.read_bytes` in half as many system calls, after each of which a thread may have to wait."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -11,8 +11,7 @@ import numpy as np
 
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.domain.layout import DataRoot
-from imagemill.formats.npy import NpyStore, parse_npy
-from imagemill.fs.fingerprints import read_whole
+from imagemill.formats.npy import NpyStore, read_npy
 from imagemill.parts import in_parts
 
 # Data roots with more images are not searched: their vectors would take more than 0.4 GB.
@@ -94,12 +93,12 @@ def _vectors(store: NpyStore, ids: Sequence[str]) -> tuple[list[str], np.ndarray
     for image_id in ids:
         # Text, because a `Path` takes longer than the file.
         with suppress(OSError, ValueError, TypeError):
-            vector = parse_npy(read_whole(store.path_text(image_id)))
+            vector = read_npy(store.path_text(image_id))
             if vector.shape == (DINOV3_WIDTH,):
                 vectors[len(found)] = vector
                 found.append(image_id)
     vectors = vectors[: len(found)]
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    usable = (lengths > 0) & (lengths < np.inf)
+    usable = (lengths > 0) & np.isfinite(lengths)
     directions = vectors[usable] / lengths[usable, np.newaxis].astype(np.float32)
     return [image_id for image_id, is_usable in zip(found, usable, strict=True) if is_usable], directions
