@@ -224,6 +224,7 @@ class RayPool:
             keeps=lambda made: made.size if isinstance(made, Parcel) else 0,
             most=lambda: 4 * CALLS_PER_BATCH * self._task.model_batch,
             budget=self._limit // 4,
+            threads=READERS,
         )
         next_batch: list[Parcel] = []
         more = True

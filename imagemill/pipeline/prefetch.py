@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from imagemill.parts import in_parts
+from imagemill.pipeline.turns import LIGHT_CPU_SECONDS, Turns
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,12 +21,11 @@ _NOTHING.set_result([])
 
 # Light items are passed to a thread several at a time: to pass one costs about as much as to open a small image. A task has at
 # most so many items, and so small a part of the budget.
-_ITEMS_PER_TASK = 8
+_ITEMS_PER_TASK = 32
 _BUDGET_PER_TASK = 1 / 64
 
-# Work that takes less CPU time per item, and waits less, gains nothing from a second thread: the header of a photo in memory
-# takes 0.05 ms, and passing it to a thread 0.03. It is decided again after so many items.
-_LIGHT_CPU_SECONDS = 0.000_5
+# Light work that waits less than this per item gains nothing from another thread: passing it to one takes 0.03 ms. It is decided
+# again after so many items.
 _LIGHT_WAIT_SECONDS = 0.000_1
 _TRIED_AT_ONCE = 64
 
@@ -50,7 +50,7 @@ def map_on(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T])
         made = [work(item) for item in part]
         seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu_began
         yield from made
-        if cpu >= _LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part):
+        if cpu >= LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part):
             break
     parts = in_parts(remaining, _ITEMS_PER_TASK)
     yield from chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))
@@ -66,6 +66,7 @@ def bounded_map(
     keeps: Callable[[R], int],
     most: Callable[[], int],
     budget: int,
+    threads: int,
 ) -> Iterator[R]:
     """Yield `work(item)` of each item, in order.
 
@@ -81,11 +82,18 @@ def bounded_map(
         keeps: returns the weight of a result until it is yielded.
         most: returns the number of items that may be pending at once, which may change.
         budget: largest total weight.
+        threads: threads of the pool.
     """
+    turns, of_measuring = Turns(), Turns()
     running: deque[_Task[R]] = deque()
     begun = pending = 0
-    together = max(1, min(_ITEMS_PER_TASK, most() // 4))
-    for part, weight in _parts(_weighed(pool, weigh, measure, items, most, together), together, budget):
+    together = max(1, min(_ITEMS_PER_TASK, most() // max(4, 2 * threads)))
+
+    def measure_some(some: Sequence[T]) -> list[int]:
+        with of_measuring.turn(len(some)):
+            return [measure(item) for item in some]
+
+    for part, weight in _parts(_weighed(pool, weigh, measure_some, items, most, together), together, budget):
         # `begun` is never less than the weight held, and known without examining each future.
         while running and (
             pending + len(part) > most() or (begun + weight > budget and _held(running, keeps) + weight > budget)
@@ -93,17 +101,18 @@ def bounded_map(
             task = running.popleft()
             yield from _results(task)
             begun, pending = begun - task.weight, pending - task.items
-        running.append(_Task(pool.submit(_work_on, work, part), len(part), weight))
+        running.append(_Task(pool.submit(_work_on, work, part, turns), len(part), weight))
         begun, pending = begun + weight, pending + len(part)
     while running:
         yield from _results(running.popleft())
 
 
-def _work_on(work: Callable[[T], R], items: Sequence[T]) -> tuple[list[R], BaseException | None]:
+def _work_on(work: Callable[[T], R], items: Sequence[T], turns: Turns) -> tuple[list[R], BaseException | None]:
     made: list[R] = []
     try:
-        for item in items:
-            made.append(work(item))
+        with turns.turn(len(items)):
+            for item in items:
+                made.append(work(item))
     except BaseException as error:  # raised by the caller's thread, after the results before it
         return made, error
     return made, None
@@ -133,7 +142,7 @@ def _parts(weighed: Iterable[tuple[T, int]], most: int, budget: int) -> Iterator
 def _weighed(
     pool: ThreadPoolExecutor,
     weigh: Callable[[T], int | None],
-    measure: Callable[[T], int],
+    measure: Callable[[Sequence[T]], list[int]],
     items: Iterable[T],
     ahead: Callable[[], int],
     together: int,
@@ -144,17 +153,13 @@ def _weighed(
     for part in in_parts(items, together):
         weights = [weigh(item) for item in part]
         unknown = [item for item, weight in zip(part, weights, strict=True) if weight is None]
-        requested.append((part, weights, pool.submit(_measure, measure, unknown) if unknown else _NOTHING))
+        requested.append((part, weights, pool.submit(measure, unknown) if unknown else _NOTHING))
         count += len(part)
         while count > ahead():
             count -= len(requested[0][0])
             yield from _measured(*requested.popleft())
     while requested:
         yield from _measured(*requested.popleft())
-
-
-def _measure(measure: Callable[[T], int], items: Sequence[T]) -> list[int]:
-    return [measure(item) for item in items]
 
 
 def _measured(items: list[T], weights: list[int | None], measured: Future[list[int]]) -> Iterator[tuple[T, int]]:

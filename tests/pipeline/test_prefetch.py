@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagemill.pipeline import turns
 from imagemill.pipeline.prefetch import bounded_map, map_on
 
 
@@ -23,6 +24,7 @@ def run(weights, *, threads=2, most=6, budget=10, keeps=lambda made: 0, known=la
             keeps=keeps,
             most=lambda: most,
             budget=budget,
+            threads=threads,
         )
 
 
@@ -90,7 +92,7 @@ def test_results_that_weigh_nothing_make_room_before_they_are_taken(keeps, start
     with ThreadPoolExecutor(1) as pool:
         results = bounded_map(
             pool, lambda number: done.append(number) or number, source(), weigh=lambda number: 4, measure=int,
-            keeps=lambda made: keeps, most=lambda: most, budget=4,
+            keeps=lambda made: keeps, most=lambda: most, budget=4, threads=1,
         )  # fmt: skip
         next(results)
         assert done[: len(started)] == started
@@ -138,7 +140,7 @@ def test_item_of_unknown_weight_is_measured_on_the_pool():
     with ThreadPoolExecutor(2) as pool:
         results = bounded_map(
             pool, lambda x: x, [1, 2, 3], weigh=lambda x: None if x == 2 else x, measure=measure, keeps=lambda x: 0,
-            most=lambda: 2, budget=5,
+            most=lambda: 2, budget=5, threads=2,
         )  # fmt: skip
         assert list(results) == [1, 2, 3]
 
@@ -157,11 +159,43 @@ def test_light_items_share_tasks_and_heavy_ones_have_their_own():
 
     with Pool(2) as pool:
         list(bounded_map(
-            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=lambda: 100,
-            budget=640,
+            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=lambda: 32,
+            budget=640, threads=2,
         ))  # fmt: skip
 
     assert sizes == [8, 8, 8, 8, 1, 1, 1]
+
+
+def test_tasks_are_small_enough_for_all_threads():
+    sizes = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, work, *given):
+            sizes.append(len(given[1]))
+            return super().submit(work, *given)
+
+    with Pool(8) as pool:
+        list(bounded_map(
+            pool, lambda x: x, range(200), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=lambda: 64, budget=1,
+            threads=8,
+        ))  # fmt: skip
+
+    assert max(sizes) == 64 // (2 * 8)
+
+
+def test_light_work_is_done_by_one_thread_at_a_time(monkeypatch):
+    monkeypatch.setattr(turns, "LIGHT_CPU_SECONDS", 60)
+    monkeypatch.setattr(turns, "_LIGHT_WAIT_SECONDS", 60)
+    monkeypatch.setattr(turns, "_LONGEST_WAIT_SECONDS", 60)
+    meter = Meter()
+
+    def work(item):
+        meter.work(item)
+        meter.take(item)
+
+    list(run([1] * 40, threads=4, most=16, budget=100, work=work))
+
+    assert meter.most == 1
 
 
 def test_results_before_a_failing_item_of_the_same_task_are_yielded():
@@ -172,7 +206,7 @@ def test_results_before_a_failing_item_of_the_same_task_are_yielded():
 
     with ThreadPoolExecutor(1) as pool:
         results = bounded_map(
-            pool, work, range(8), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=lambda: 100, budget=1
+            pool, work, range(8), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=lambda: 100, budget=1, threads=1
         )  # fmt: skip
 
         assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]

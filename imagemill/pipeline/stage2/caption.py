@@ -184,6 +184,7 @@ class CaptionWorker:
             keeps=lambda opened: opened.pixels if isinstance(opened, _Opened) else 0,
             most=lambda: self.images_per_call + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
+            threads=self.decode_threads,
         )
 
     def _open(self, job: CaptionJob) -> "CaptionedImage | _Opened":

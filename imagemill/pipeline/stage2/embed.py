@@ -71,6 +71,7 @@ from imagemill.pipeline.stage2.examine import (
 from imagemill.pipeline.stage2.image_metadata import inspect_image, size_or_none
 from imagemill.pipeline.stage2.plan import EmbeddingPlan, Job
 from imagemill.pipeline.stage2.reuse import Donors
+from imagemill.pipeline.turns import Turns
 from imagemill.pipeline.write_behind import WriteBehind
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SourceRow
@@ -166,7 +167,7 @@ class EmbedWorker:
         )
         self._encoder: Encoder | None = None
         self._identity: ModelIdentity | None = None
-        self._loading = threading.Lock()
+        self._loading, self._write_turns = threading.Lock(), Turns()
         self._succeeded, self._failures, self._disk_full = False, 0, False
         # Most items of a group that fit into memory, where a larger batch did not.
         self._fits: dict[Any, int] = {}
@@ -318,6 +319,7 @@ class EmbedWorker:
             keeps=lambda made: made.prepared.pixels if isinstance(made, _Item) else 0,
             most=lambda: (1 + READY_BATCHES) * self._size.size + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,
+            threads=self.decode_threads,
         )
 
     def _known_pixels(self, job: Job) -> int | None:
@@ -487,7 +489,8 @@ class EmbedWorker:
     def _write_some(self, some: Sequence[_Made]) -> None:
         rows: list[EmbedRow] = []
         try:
-            rows.extend(map(self._write, some))
+            with self._write_turns.turn(len(some)):
+                rows.extend(map(self._write, some))
         except BaseException as error:
             self._arrive(error)
         self._arrive(rows)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -28,6 +29,7 @@ from imagemill.fs.durable import flush_files
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.byte_budget import ByteBudget
 from imagemill.pipeline.stage2.examine import EmbedRow
+from imagemill.pipeline.turns import Turns
 from imagemill.store.ledger import Ledger, Problem
 from imagemill.store.provenance import guard_identity
 
@@ -70,16 +72,16 @@ def publish(
         LeaseLost: if another process has taken over one of the images; nothing of that batch is published.
         ModelMismatch: if another process has recorded another model meanwhile; nothing of that batch is published.
     """
-    batches = _timely_batches(rows, on_row)
+    batches, publisher = _timely_batches(rows, on_row), _Publisher(store, ledger, run_id, leased)
     try:
         for batch in batches:
-            _publish_batch(batch, store, ledger, run_id, leased)
+            publisher.publish(batch)
             yield batch
     except GeneratorExit:
         raise
     except BaseException as interrupt:
         for batch in after_interrupt(batches, interrupt):
-            _publish_batch(batch, store, ledger, run_id, leased)
+            publisher.publish(batch)
             yield batch
         raise
 
@@ -111,12 +113,13 @@ def publish_on_thread(
     Raises:
         LeaseLost, ModelMismatch: as `publish`.
     """
-    queue, failures = _StagedRows(), []
+    queue, failures, taking = _StagedRows(), [], Turns()
 
     def work(connection: Ledger) -> None:
         try:
             for batch in publish(queue, store, connection, run_id=run_id, leased=leased):
-                take(batch, connection)
+                with taking.turn(len(batch)):
+                    take(batch, connection)
         except BaseException as error:
             failures.append(error)
             queue.abandon()
@@ -246,24 +249,43 @@ def _timely_batches(rows: Iterable[EmbedRow | None], on_row: Callable[[EmbedRow]
         yield batch
 
 
-def _publish_batch(
-    batch: Sequence[EmbedRow], store: NpyStore, ledger: Ledger, run_id: str, leased: bool = False
-) -> None:
-    kind = store.spec.kind
-    staged = {row.staged: row for row in batch if row.staged}
-    for path, error in flush_files(list(staged)).items():
-        _not_written(staged[path], path, error)
-    made = [row.file for row in batch if row.file and row.outcome in _CHANGES]
-    found = [row.file for row in batch if row.file and row.outcome not in _CHANGES]
-    good = [row.image_id for row in batch if row.file]
-    masks = [
-        (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"])
-        for r in batch
-        if kind == T5.kind and "mask" in r.facts
-    ]
-    with ledger.transaction():
-        if leased:
-            ledger.check_lease(kind, [row.image_id for row in batch], run_id)
+@dataclass(slots=True)
+class _Publisher:
+    """Publishes batches. `recording`, `naming`: turns of the ledger's statements and of the renames."""
+
+    store: NpyStore
+    ledger: Ledger
+    run_id: str
+    leased: bool
+    recording: Turns = field(default_factory=Turns)
+    naming: Turns = field(default_factory=Turns)
+
+    def publish(self, batch: Sequence[EmbedRow]) -> None:
+        staged = {row.staged: row for row in batch if row.staged}
+        for path, error in flush_files(list(staged)).items():
+            _not_written(staged[path], path, error)
+        with self.ledger.transaction(), self.recording.turn(len(batch)):
+            self._record(batch)
+        with self.naming.turn(len(batch)):
+            nameless = [row for row in batch if row.staged and not _give_name(row, row.staged, self.store)]
+        if nameless:
+            self.ledger.record_problems(problem_of(row, self.store.spec.kind, self.run_id) for row in nameless)
+        if any(row.staged for row in batch):
+            sync_folder(self.store.folder)
+        self.ledger.forget_superseded(row.file for row in batch if row.file)
+
+    def _record(self, batch: Sequence[EmbedRow]) -> None:
+        kind, ledger = self.store.spec.kind, self.ledger
+        made = [row.file for row in batch if row.file and row.outcome in _CHANGES]
+        found = [row.file for row in batch if row.file and row.outcome not in _CHANGES]
+        good = [row.image_id for row in batch if row.file]
+        masks = [
+            (r.image_id, r.caption_fingerprint, r.facts["mask"], r.facts["truncated"])
+            for r in batch
+            if kind == T5.kind and "mask" in r.facts
+        ]
+        if self.leased:
+            ledger.check_lease(kind, [row.image_id for row in batch], self.run_id)
         for identity in {row.identity.key: row.identity for row in batch if row.identity}.values():
             guard_identity(ledger, identity)
         ledger.record_sources(row.source for row in batch if row.source)
@@ -274,12 +296,9 @@ def _publish_batch(
             ledger.copy_masks({row.image_id: row.facts["donor"] for row in batch if "donor" in row.facts})
         ledger.record_changes((row.image_id, kind, row.outcome) for row in batch if row.outcome in _CHANGES)
         ledger.clear_problems(kind, good)
-        ledger.record_problems(problem_of(row, kind, run_id) for row in batch if row.outcome in {"refused", "failed"})
-    if nameless := [row for row in batch if row.staged and not _give_name(row, row.staged, store)]:
-        ledger.record_problems(problem_of(row, kind, run_id) for row in nameless)
-    if any(row.staged for row in batch):
-        sync_folder(store.folder)
-    ledger.forget_superseded(row.file for row in batch if row.file)
+        ledger.record_problems(
+            problem_of(row, kind, self.run_id) for row in batch if row.outcome in {"refused", "failed"}
+        )
 
 
 def _give_name(row: EmbedRow, staged: Path, store: NpyStore) -> bool:

@@ -38,6 +38,7 @@ from imagemill.pipeline.stage2.embed import READY_BATCHES
 from imagemill.pipeline.stage2.examine import EmbedRow
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.pipeline.stage2.publish import after_interrupt, count_rows, publish, publish_on_thread
+from imagemill.pipeline.turns import Turns
 from imagemill.store.ledger import LeaseLost, Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW
 from tests.helpers.passes import run_pass
@@ -557,6 +558,25 @@ def publish_all(root, ledger, take, on_row=lambda row: None, encoder=StubEncoder
     worker = worker_of(root, with_encoder(DINOV3, encoder))
     jobs = plan_of(root, DINOV3, ledger).jobs
     publish_on_thread(worker.stream(jobs), worker.store, ledger, take, on_row=on_row)
+
+
+def test_threads_of_a_pass_take_turns_while_its_files_are_small(data_root, ledger, monkeypatch):
+    """They would wait for Python's interpreter lock at each of their system calls."""
+    photos(data_root, *(f"i{n:03d}" for n in range(40)))
+    turn, threads = Turns.turn, []
+
+    def noted(self, items):
+        threads.append((threading.current_thread().name.partition("_")[0], items))
+        return turn(self, items)
+
+    monkeypatch.setattr(Turns, "turn", noted)
+
+    publish_all(data_root, ledger, lambda batch, _: None)
+
+    done = Counter()
+    for thread, items in threads:
+        done[thread] += items
+    assert done == {"decode": 2 * 40, "write": 40, "publish": 3 * 40}  # sizes and images; rows, names and events
 
 
 def test_interrupt_loses_no_batch_that_its_thread_publishes(data_root, ledger, monkeypatch):
