@@ -5,13 +5,18 @@ for it again, and each of the two may have to wake a core. Threads that read or 
 their CPU time on the lock. So light work is done some items at a time, by one thread after the other. Work that computes or
 waits for longer, mostly without the lock, is done by all threads at the same time.
 
-The work is defined by callers (prefetch.py, stage2/embed.py, stage2/publish.py).
+The work is defined by callers (prefetch.py, stage2/embed.py, stage2/publish.py, shards/shard_writer.py).
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from imagemill.parts import in_parts
+
+T = TypeVar("T")
 
 # Work is light if it takes less CPU time per item, and waits less: the header of a photo in memory takes 0.05 ms.
 LIGHT_CPU_SECONDS = 0.000_5
@@ -29,6 +34,9 @@ _SHARE_OF_LAST = 1 / 8
 
 # How long a thread waits for its turn. Then it works at the same time as the others, so that no thread can block another one.
 _LONGEST_WAIT_SECONDS = 0.05
+
+# Items of a turn over many.
+_ITEMS_PER_TURN = 32
 
 # The interpreter lock is one per process, and so is the turn.
 _TURN = threading.Lock()
@@ -60,6 +68,12 @@ class Turns:
                 self._note(cpu, (time.perf_counter() - began) / items - cpu)
             else:
                 self._cpu_outside = cpu
+
+    def over(self, items: Iterable[T]) -> Generator[T, None, None]:
+        """Yield items to the thread that works on them, some in each turn."""
+        for part in in_parts(items, _ITEMS_PER_TURN):
+            with self.turn(len(part)):
+                yield from part
 
     def _note(self, cpu: float, wait: float) -> None:
         """Update the averages by the seconds per item of a turn. The first turn after others without one sets them."""

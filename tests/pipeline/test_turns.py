@@ -112,6 +112,22 @@ def test_a_thread_that_waits_too_long_works_without_a_turn(monkeypatch):
     assert not turns._TURN.locked()
 
 
+def test_items_are_worked_on_some_in_each_turn(patient):
+    seen = [(item, turns._TURN.locked()) for item in Turns().over(range(100))]
+
+    assert seen == [(item, True) for item in range(100)]
+    assert not turns._TURN.locked()
+
+
+def test_a_turn_over_items_ends_with_its_iteration(patient):
+    items = Turns().over(range(100))
+    next(items)
+
+    items.close()
+
+    assert not turns._TURN.locked()
+
+
 def test_an_error_ends_the_turn():
     with pytest.raises(OSError, match="no such file"), Turns().turn(1):
         raise OSError("no such file")

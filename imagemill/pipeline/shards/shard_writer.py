@@ -12,9 +12,9 @@ Spec: docs/spec/shards.md#updating-a-set
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -80,6 +80,7 @@ from imagemill.pipeline.shards.shard_statistics import (
     summed_repeats,
 )
 from imagemill.pipeline.shards.update import PlannedSample, SetChange, TarPlan, digest_of
+from imagemill.pipeline.turns import Turns
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity, empty_caption_file
 
 # Files of a set besides its tars.
@@ -275,6 +276,7 @@ class _SetWriter:
     on_sample: Callable[[int], None]
     copies: Mapping[FileKey, StoredSample] = field(default_factory=dict)
     _shared: dict[Any, Any] = field(default_factory=dict)
+    _turns: Turns = field(default_factory=Turns)
 
     def publish(self, plan: BucketPlan) -> BucketResult:
         """Write one set and publish it. Raises DamagedFile or DamagedTar, in which case the old set stays in place."""
@@ -354,7 +356,8 @@ class _SetWriter:
         for name in {sample.shard for sample in samples if isinstance(sample, IndexLine)}:
             _refuse_damaged(old / name, present[name].checksum)
         checksum = RunningFingerprint()
-        entries = write_shard(path, self._members(samples, old), checksum=checksum)
+        with closing(self._members(samples, old)) as members:
+            entries = write_shard(path, members, checksum=checksum)
         lines = [
             sharing(
                 IndexLine(
@@ -375,10 +378,10 @@ class _SetWriter:
         members = [self._shared.setdefault(each, each) for each in places]
         return _Tar(lines, ShardEntry(path.name, len(samples), path.stat().st_size, str(checksum)), members)
 
-    def _members(self, samples: Sequence[PlannedSample], old: Path) -> Iterator[Sample]:
+    def _members(self, samples: Sequence[PlannedSample], old: Path) -> Generator[Sample, None, None]:
         """Yield the members of each sample, from the present set or from its files; a damaged file's from `copies`."""
         kinds = [(spec, f"{self.derived / spec.folder}{os.sep}") for spec in embedding_specs()]
-        for sample in samples:
+        for sample in self._turns.over(samples):
             if isinstance(sample, IndexLine):
                 yield sample.key, list(read_sample(old / sample.shard, sample.entry).items())
                 self.on_sample(sample.size)
