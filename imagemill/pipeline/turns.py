@@ -32,7 +32,7 @@ _TRIED_ONCE_IN = 16
 # Share of the last items in the averages that decide whether work remains light.
 _SHARE_OF_LAST = 1 / 8
 
-# How long a thread waits for its turn. Then it works at the same time as the others, so that no thread can block another one.
+# Longest wait for a turn. Then a thread works at the same time as the others, so that no thread can block another one.
 _LONGEST_WAIT_SECONDS = 0.05
 
 # Items of a turn over many.
