@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec
 from imagemill.domain.inputs import NO_DESCRIPTION
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.models import Prepared
-from imagemill.pipeline.stage2 import embed
+from imagemill.pipeline.stage2 import embed, examine, image_metadata
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import SourceRow
 from tests.helpers.stubs import StubEncoder
@@ -87,6 +88,10 @@ def prepared_image(approved: Path, job: Job, color: str) -> tuple[SourceRow, np.
     return facts, _PIXELS
 
 
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError("an image was decoded although all of them are prepared")
+
+
 _PIXELS = np.zeros((SIDE, SIDE, 3), np.uint8)
 
 
@@ -95,7 +100,8 @@ def use_simulated(milliseconds: float, prepared: bool, report: Path) -> None:
     SimulatedEncoder.seconds, SimulatedEncoder.report = milliseconds / 1000, report
     EmbeddingSpec.encoder_class = lambda self: SimulatedEncoder
     if prepared:
-        embed.inspect_image = prepared_image
+        embed.inspect_image = examine.inspect_image = prepared_image
+        image_metadata.decode = _refuse
 
 
 if __name__ == "__main__":
