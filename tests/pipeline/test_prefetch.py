@@ -148,8 +148,8 @@ def test_item_of_unknown_weight_is_measured_on_the_pool():
     assert here not in measured
 
 
-def test_light_items_share_tasks_and_heavy_ones_have_their_own():
-    """To pass an item to a thread costs about as much as to open a small image."""
+def sizes_of_tasks(weights, *, threads, most, budget):
+    """Numbers of items that are passed to a thread together."""
     sizes = []
 
     class Pool(ThreadPoolExecutor):
@@ -157,28 +157,23 @@ def test_light_items_share_tasks_and_heavy_ones_have_their_own():
             sizes.append(len(given[1]))
             return super().submit(work, *given)
 
-    with Pool(2) as pool:
+    with Pool(threads) as pool:
         list(bounded_map(
-            pool, lambda x: x, [1] * 32 + [64] * 3, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=lambda: 32,
-            budget=640, threads=2,
+            pool, lambda x: x, weights, weigh=lambda x: x, measure=int, keeps=lambda x: 0, most=lambda: most,
+            budget=budget, threads=threads,
         ))  # fmt: skip
+    return sizes
+
+
+def test_light_items_share_tasks_and_heavy_ones_have_their_own():
+    """To pass an item to a thread costs about as much as to open a small image."""
+    sizes = sizes_of_tasks([1] * 32 + [64] * 3, threads=2, most=32, budget=640)
 
     assert sizes == [8, 8, 8, 8, 1, 1, 1]
 
 
 def test_tasks_are_small_enough_for_all_threads():
-    sizes = []
-
-    class Pool(ThreadPoolExecutor):
-        def submit(self, work, *given):
-            sizes.append(len(given[1]))
-            return super().submit(work, *given)
-
-    with Pool(8) as pool:
-        list(bounded_map(
-            pool, lambda x: x, range(200), weigh=lambda x: 0, measure=int, keeps=lambda x: 0, most=lambda: 64, budget=1,
-            threads=8,
-        ))  # fmt: skip
+    sizes = sizes_of_tasks([0] * 200, threads=8, most=64, budget=1)
 
     assert max(sizes) == 64 // (2 * 8)
 
