@@ -223,7 +223,11 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         """
         columns = list(rows[0])
         insert = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-        values = (map(_stored, row.values()) for row in rows)
+        # A time is stored as SQLAlchemy stores it in SQLite.
+        values = (
+            [value.isoformat(" ", "microseconds") if type(value) is datetime else value for value in row.values()]
+            for row in rows
+        )
         last = [
             connection.exec_driver_sql(statement, tuple(given)).lastrowid
             for statement, given in in_statements(insert, values)
@@ -244,11 +248,6 @@ class BatchSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             return None
         # The connection itself, because the numbers of another one would mean something else.
         return ours, ours.execute("PRAGMA data_version").fetchone(), ours.total_changes
-
-
-def _stored(value: object) -> object:
-    """Return a value as SQLAlchemy stores it in SQLite."""
-    return value.isoformat(" ", "microseconds") if isinstance(value, datetime) else value
 
 
 def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -24,7 +24,11 @@ def prefix_of(name: str | None) -> str:
 def query_string(parameters: Mapping[str, object]) -> str:
     """Return parameters as an address contains them; those without a value are left out."""
     given = ((name, str(value)) for name, value in parameters.items() if value not in (None, "", False))
-    return "&".join(f"{name}={quote(value, safe='', errors='surrogateescape')}" for name, value in given)
+    return "&".join(f"{name}={_quoted(value)}" for name, value in given)
+
+
+def _quoted(value: str) -> str:
+    return quote(value, safe="", errors="surrogateescape")
 
 
 def link(page: str, /, **parameters: object) -> str:
@@ -46,7 +50,7 @@ def image_note(image_id: str, source: SourceRow | None, *, name: str | None, pre
         [f"{source.width} × {source.height}", f"bucket {assign_bucket(source.width, source.height)}"] if source else []
     )
     text = ", ".join([*facts, *(["PREVIEW WEIGHTS"] if preview else [])])
-    prefix, query = prefix_of(name), query_string({"id": image_id})
+    prefix, query = prefix_of(name), f"id={_quoted(image_id)}"
     picture = f"[![{escaped(image_id)}]({prefix}thumb?{query})]({prefix}image?{query}) {text}".rstrip()
     return picture if len(picture) <= MOST_CHARACTERS else text or "no picture"
 

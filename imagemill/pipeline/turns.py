@@ -32,8 +32,9 @@ _TRIED_ONCE_IN = 16
 # Share of the last items in the averages that decide whether work remains light.
 _SHARE_OF_LAST = 1 / 8
 
-# Longest wait for a turn. Then a thread works at the same time as the others, so that no thread can block another one.
-_LONGEST_WAIT_SECONDS = 0.05
+# Longest wait for a turn. Then a thread works at the same time as the others, so that no thread can block another one. The
+# turns of a dozen threads on a slow machine take less.
+_LONGEST_WAIT_SECONDS = 0.25
 
 # Items of a turn over many.
 _ITEMS_PER_TURN = 32

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # Another thread joins when more than this waits for each thread that writes. A thread takes at most so much at a time: to take an
 # item costs as much as to write a small one.
-WAITING_BYTES, WAITING_ITEMS = 256 * 1024, 64
+WAITING_BYTES, WAITING_ITEMS = 1024 * 1024, 64
 _TAKEN_ITEMS = 32
 
 

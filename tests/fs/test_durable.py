@@ -45,6 +45,15 @@ def test_many_files_of_a_quiet_disk_are_flushed_together(files, flushed, quiet_d
     assert flushed == [tmp_path]
 
 
+def test_files_of_a_quiet_disk_are_not_looked_up_one_by_one(files, flushed, quiet_disk, monkeypatch, tmp_path):
+    """Their sizes matter only where more waits to be written than may be flushed along."""
+    looked_up, stat = [], os.stat
+    monkeypatch.setattr(durable.os, "stat", lambda path, **how: looked_up.append(path) or stat(path, **how))
+
+    assert flush_files(files) == {}
+    assert [path for path in looked_up if path in files] == files[:1]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,6 +128,24 @@ def test_mask_of_an_earlier_caption_is_not_recorded(ledger):
 
     ledger.record_masks([("a", "xxh3:new", [1] * 77, True)])
     assert (ledger.captions()["a"].tokens, ledger.captions()["a"].truncated) == ([1] * 77, True)
+
+
+def test_masks_of_many_captions_change_nothing_else(ledger):
+    """More than fit into one statement; every third caption has been edited meanwhile, and every fifth is gone."""
+    kept = [n for n in range(600) if n % 5]
+    rows = [
+        CaptionRow(f"i{n}", OLD, f"text {n}", "sidecar", "new" if n % 3 == 0 else "old", "1", lines=2, conflict=True)
+        for n in kept
+    ]
+    ledger.record_captions(rows)
+
+    ledger.record_masks((f"i{n}", "old", [1] * (n % 7) + [0], n % 2 == 0) for n in range(600))
+
+    replaced = msgspec.structs.replace
+    assert ledger.captions() == {
+        row.image_id: row if n % 3 == 0 else replaced(row, mask="1" * (n % 7) + "0", truncated=n % 2 == 0)
+        for n, row in zip(kept, rows, strict=True)
+    }
 
 
 def test_selection_by_ids_takes_more_than_sqlite_has_parameters(ledger):

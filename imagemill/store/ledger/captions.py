@@ -137,6 +137,12 @@ _RECORD = stamped(
     CAPTIONS, "image_id", "captions.fingerprint = excluded.fingerprint AND captions.texts IS excluded.texts"
 )
 _KEYS = Table("captions", CaptionKey, conflict=BOOL, texts=_TEXTS)
+# Many rows per statement, as `in_statements` makes them. (UPDATE takes values from a table only since SQLite 3.33.)
+_MASKS = f"""WITH given (image_id, fingerprint, mask, truncated) AS (VALUES (?, ?, ?, ?))
+INSERT INTO captions ({CAPTIONS.columns})
+SELECT {", ".join(f"given.{n}" if n in ("mask", "truncated") else f"c.{n}" for n in CAPTIONS.names)}
+FROM given CROSS JOIN captions c ON c.image_id = given.image_id AND c.fingerprint = given.fingerprint WHERE true
+ON CONFLICT (image_id) DO UPDATE SET mask = excluded.mask, truncated = excluded.truncated"""
 
 
 class Captions(Stamped):
@@ -291,7 +297,4 @@ class Captions(Stamped):
 
     def record_masks(self, rows: Iterable[tuple[str, str, list[int], bool]]) -> None:
         """Record (image id, caption fingerprint, mask, truncated) if the caption still has this fingerprint."""
-        self._change_each(
-            "UPDATE captions SET mask = ?, truncated = ? WHERE image_id = ? AND fingerprint = ?",
-            ((mask_text(mask), int(cut), image_id, fingerprint) for image_id, fingerprint, mask, cut in rows),
-        )
+        self._insert_each(_MASKS, ((image_id, key, mask_text(mask), int(cut)) for image_id, key, mask, cut in rows))
