@@ -20,7 +20,7 @@ from imagemill.fs.fingerprints import signature_bytes
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.stage2.embed import EmbeddingStream
 from imagemill.pipeline.stage2.examine import EmbedRow
-from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, regeneration_progress
+from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, ProgressOfBatches, file_model_text
 from imagemill.pipeline.stage2.plan import EmbeddingPlan
 from imagemill.pipeline.stage2.publish import count_rows, publish_on_thread
 from imagemill.pipeline.stage2.regenerate import finish
@@ -67,7 +67,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
         ledger.record_problems(p for p in plan.refused if p.asset == kind)
         try:
             with StreamedEvents(context) as events:
-                used = _metadata_of_model(ledger, kind)
+                used = _metadata_of_model(ledger, ProgressOfBatches(kind))
                 news = list(self._news(context, obj, ledger))
                 sources = ledger.sources([row.image_id for row in news]) if news else {}
                 for row in news:
@@ -104,7 +104,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
     ) -> set[str]:
         """Publish every row, and count what the model made; return the ids of images without a new file."""
         missing: set[str] = set()
-        refreshed, root = False, self.data_root.root()
+        refreshed, root, regeneration = False, self.data_root.root(), ProgressOfBatches(obj.store.spec.kind)
         spec, work = obj.store.spec, obj.work
         unit = {"unit": "caption", "work_unit": "token"} if spec.source == "caption" else {}
         with Progress(spec.kind, len(obj.plan.jobs), work=sum(work.values()) if work else None, **unit) as progress:
@@ -120,7 +120,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                     refresh(root, connection)
                     refreshed = True
                 count_rows(counts, batch)
-                used = _metadata_of_model(connection, spec.kind)
+                used = _metadata_of_model(connection, regeneration)
                 sources = {row.image_id: row.source for row in batch if row.source}
                 unread = [row.image_id for row in batch if row.file and not row.source]
                 sources |= connection.sources(unread) if unread else {}
@@ -217,10 +217,9 @@ class _Made:
 _OfModel = Callable[[FileRow, SourceRow | None], dict[str, Any]]
 
 
-def _metadata_of_model(ledger: Ledger, kind: str) -> _OfModel:
+def _metadata_of_model(ledger: Ledger, regeneration: ProgressOfBatches) -> _OfModel:
     """Return a function from a file's row, and that of its image, to the metadata about its model and the picture."""
-    identity = read_identity(ledger, kind)
-    progress = regeneration_progress(ledger, kind)
+    identity, progress = read_identity(ledger, regeneration.kind), regeneration.text(ledger)
     unfinished = {"regeneration (at that time)": progress} if progress else {}
 
     def metadata(row: FileRow, source: SourceRow | None) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """The models that made the files of each kind, as text: preview models and unfinished regenerations are named as such."""
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.store.ledger import SUPERSEDED, Ledger
 from imagemill.store.provenance import UNKNOWN_PREVIEW, ModelIdentity, read_identity
 
 PREVIEW_TEXT = "preview weights: not for training"
+
+# A count of files that takes longer than so many seconds is repeated only after so many times that time.
+_LONG_SECONDS, _REPEATED_AFTER = 0.005, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,28 @@ def regeneration_progress(ledger: Ledger, kind: str) -> str | None:
     counts = ledger.model_key_counts(kind)
     total, old = sum(counts.values()), counts.get(SUPERSEDED, 0)
     return f"{total - old} of {total} files replaced" if old else None
+
+
+@dataclass(slots=True)
+class ProgressOfBatches:
+    """Progress of a kind's regeneration for each of many batches.
+
+    Every count reads the rows of all files, so with many files it is repeated only after some batches.
+    """
+
+    kind: str
+    _text: str | None = field(default=None, init=False)
+    _valid_until: float = field(default=0.0, init=False)
+
+    def text(self, ledger: Ledger) -> str | None:
+        """Return `regeneration_progress`, now or a few batches ago."""
+        began = time.monotonic()
+        if began >= self._valid_until:
+            self._text = regeneration_progress(ledger, self.kind)
+            ended = time.monotonic()
+            took = ended - began
+            self._valid_until = ended + (_REPEATED_AFTER * took if took > _LONG_SECONDS else 0.0)
+        return self._text
 
 
 def model_text(identity: ModelIdentity | None) -> str:

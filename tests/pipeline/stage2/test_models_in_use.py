@@ -1,9 +1,19 @@
 """pipeline/stage2/models_in_use.py: the models of existing files, as text. Spec: docs/spec/conventions.md#provenance"""
 
+from types import SimpleNamespace
+
 import pytest
 
 from imagemill.domain.embedding_specs import DINOV3, VAE
-from imagemill.pipeline.stage2.models_in_use import PREVIEW_TEXT, file_model_text, model_in_use, model_lines, model_text
+from imagemill.pipeline.stage2 import models_in_use
+from imagemill.pipeline.stage2.models_in_use import (
+    PREVIEW_TEXT,
+    ProgressOfBatches,
+    file_model_text,
+    model_in_use,
+    model_lines,
+    model_text,
+)
 from imagemill.pipeline.stage2.regenerate import regenerate
 from imagemill.store.ledger import Ledger
 from imagemill.store.provenance import UNKNOWN, UNKNOWN_PREVIEW, ModelIdentity
@@ -46,6 +56,26 @@ def test_unfinished_regeneration_is_counted_until_its_last_file(data_root, ledge
     assert used.regeneration
     assert used.regeneration.startswith("regeneration not finished: 0 of 2 files replaced")
     assert "`imagemill stage2`" in used.notes[0]
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(0.001, 100), (0.04, 5)])
+def test_long_count_is_not_repeated_for_each_batch(ledger, monkeypatch, seconds, counts):
+    """At a million files a count takes a fifth of a second, and the model a twentieth for a batch."""
+    now, counted = 0.0, 0
+
+    def progress(ledger, kind):
+        nonlocal now, counted
+        now, counted = now + seconds, counted + 1
+        return f"count {counted}"
+
+    monkeypatch.setattr(models_in_use, "regeneration_progress", progress)
+    monkeypatch.setattr(models_in_use, "time", SimpleNamespace(monotonic=lambda: now))
+    batches = ProgressOfBatches(VAE.kind)
+
+    for _ in range(100):
+        now += 0.04
+        assert batches.text(ledger) == f"count {counted}"
+    assert counted == counts
 
 
 def test_kind_without_files_has_no_model(ledger):
