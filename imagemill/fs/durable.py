@@ -45,7 +45,10 @@ def begin_writing_back(handle: int, start: int = 0, size: int = 0) -> None:
 
 
 def flush_files(paths: Sequence[Path]) -> dict[Path, OSError]:
-    """Make files of one folder durable; return those that could not be flushed, with the disk's error."""
+    """Make files of one folder durable; return those that could not be flushed, with the disk's error.
+
+    A file that is missing may go unnoticed; it cannot get its final name.
+    """
     if len(paths) >= TOGETHER_FROM and _may_flush_together(paths) and _sync_file_system(paths[0].parent):
         return {}
     with ThreadPoolExecutor(_THREADS, "flush") as pool:
