@@ -1,6 +1,7 @@
 """One asset per embedding kind in use: one npy per image."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import dagster as dg
 
@@ -11,7 +12,7 @@ from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.encoder_settings import PREVIEW
 from imagemill.models import CAPTIONER
 from imagemill.options import CaptionedOptions, EmbeddingOptions
-from imagemill.pipeline.forecast import check_space, measure_sizes, work_of
+from imagemill.pipeline.forecast import check_space, measure_sizes, with_sizes, work_of
 from imagemill.pipeline.leases import Leased
 from imagemill.pipeline.shards.copies import with_copies
 from imagemill.pipeline.stage2.caption import (
@@ -118,8 +119,10 @@ def embedding_asset(spec: EmbeddingSpec) -> dg.AssetsDefinition:
             for own in each:
                 own["donors"] = donors
             jobs = {options["spec"]: plan.jobs}
-            sizes = measure_sizes(jobs, root.approved)
+            sizes = measure_sizes(jobs, root.approved, known=inventory.header_sizes)
             check_space(jobs, root.approved, root.derived, state=root.state, sizes=sizes)
+            if isinstance(root.approved, Path):  # else most sizes are assumed
+                plan.jobs = with_sizes(plan.jobs, sizes)
             rows = engine.map_devices(
                 EmbedWorker,
                 plan.jobs,

@@ -256,7 +256,7 @@ class CommandSession:
                 ConfiguredEngine(data_root=self._data_root, accept_node="").check()
             usable.update(needed)
             in_force = {self.encoders.in_force(spec): of_kind for spec, of_kind in jobs.items()}
-            expected.add(in_force, measure_sizes(in_force, self.root.approved))
+            expected.add(in_force, measure_sizes(in_force, self.root.approved, known=inventory.header_sizes))
             with_work.update(ids_of(jobs))
             idle |= {spec: idle.get(spec, True) and not of_kind for spec, of_kind in jobs.items()}
         expected.require_space()

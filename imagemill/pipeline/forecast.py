@@ -28,6 +28,7 @@ from imagemill.formats.tar import BLOCK
 from imagemill.fs.fingerprints import signature_bytes
 from imagemill.fs.folders import Folder
 from imagemill.fs.listing import nearest_existing
+from imagemill.pipeline.header_sizes import HeaderSizes
 from imagemill.pipeline.prefetch import map_on
 from imagemill.pipeline.shards.shard_sets import JSON_MEMBER, MASK_MEMBER, bucket_folder
 from imagemill.pipeline.stage2.image_metadata import size_or_none
@@ -113,21 +114,32 @@ def npy_bytes(spec: EmbeddingSpec, height: int, width: int) -> int:
     return len(npy_header(shape, dtype)) + math.prod(shape) * dtype.itemsize
 
 
-def measure_sizes(jobs: Jobs, approved: Folder, *, threads: int = 4) -> Sizes:
+def measure_sizes(jobs: Jobs, approved: Folder, *, known: HeaderSizes | None = None, threads: int = 4) -> Sizes:
     """Return upright sizes: as last read if unchanged, else from the image's header. (0, 0) if the image is gone.
 
     Photographs in object storage that were not read yet count as `TYPICAL_SIZE`.
+
+    `known`: sizes of the listing that the jobs are of, which are not read again; those that are read here are added.
     """
+    known = HeaderSizes() if known is None else known
     by_id = {job.image_id: job for planned in jobs.values() for job in planned}
     sizes = {i: (job.facts.height, job.facts.width) if job.facts else (0, 0) for i, job in by_id.items()}
-    unread = {job.image_id: (job.file_name, job.stat) for job in by_id.values() if not job.facts and job.stat}
+    unread = {job.image_id: job.file_name for job in by_id.values() if not job.facts and job.stat}
     if not isinstance(approved, Path):
         # A header would be a request of its own, as dear as the photograph.
         return sizes | dict.fromkeys(unread, TYPICAL_SIZE)
+    found = dict(known.of(unread))
+    left = [image_id for image_id in unread if image_id not in found]
     with ThreadPoolExecutor(threads, "header") as pool:
-        found = map_on(pool, lambda file: size_or_none(approved, *file), unread.values())
-        read = dict(zip(unread, found, strict=True))
-    return {image_id: size for image_id, size in (sizes | read).items() if size}
+        read = map_on(pool, lambda image_id: size_or_none(approved, unread[image_id]), left)
+        found.update(new := dict(zip(left, read, strict=True)))
+    known.add(new)
+    return {image_id: size for image_id, size in (sizes | found).items() if size}
+
+
+def with_sizes(jobs: Iterable[Job], sizes: Sizes) -> list[Job]:
+    """Return the jobs, with the sizes of images without facts, so that their headers are not read again."""
+    return [job if job.facts or not job.stat else replace(job, size=sizes.get(job.image_id)) for job in jobs]
 
 
 def work_of(spec: EmbeddingSpec, jobs: Sequence[Job], sizes: Sizes) -> dict[str, int]:

@@ -18,7 +18,7 @@ from dagster_project import work
 from dagster_project.internals.instance import open_instance
 from imagemill.domain.embedding_specs import VAE, embedding_specs
 from imagemill.formats.npy import NpyStore
-from imagemill.pipeline.stage2 import current_plans
+from imagemill.pipeline.stage2 import current_plans, image_metadata
 from tests.helpers.commands import called
 from tests.helpers.product import PROJECT
 from tests.helpers.spec_runs import records
@@ -255,6 +255,17 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
+
+
+def test_headers_of_new_images_are_read_once(root, monkeypatch):
+    """By the forecast of the command, and neither by those of its ranges nor by the decoders."""
+    monkeypatch.setattr(work, "IMAGES_PER_RUN", 1)
+    read, header_size = [], image_metadata.header_size
+    monkeypatch.setattr(image_metadata, "header_size", lambda path: read.append(path.name) or header_size(path))
+
+    assert called(root, "run").code == 0
+
+    assert sorted(read) == sorted(path.name for path in root.approved.iterdir() if path.suffix != ".txt")
 
 
 def test_limit_takes_the_first_images_with_work_however_they_are_planned(root, monkeypatch):

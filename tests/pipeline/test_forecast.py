@@ -1,7 +1,6 @@
 """The forecast against what is really written, and the comparison with what is free. Spec: docs/spec/stage2.md#disk-forecast"""
 
 import dataclasses
-import functools
 import os
 import pickle
 from types import SimpleNamespace
@@ -25,12 +24,13 @@ from imagemill.pipeline.forecast import (
     measure_sizes,
     npy_bytes,
     on_disk,
+    with_sizes,
     work_of,
 )
+from imagemill.pipeline.header_sizes import HeaderSizes
 from imagemill.pipeline.shards.shard_plan import plan_shards
 from imagemill.pipeline.shards.shard_sets import ShardParameters
 from imagemill.pipeline.shards.shard_writer import write_bucket
-from imagemill.pipeline.stage2 import image_metadata
 from imagemill.pipeline.stage2.plan import Job
 from imagemill.store.ledger import Ledger, SourceRow
 from tests.helpers.stage2 import embed, picture, plan_of, ready, stage2, write_records
@@ -109,21 +109,43 @@ def test_size_is_the_recorded_one_else_the_header_s(tmp_path):
     assert sizes == {"turned": (640, 320), "known": (100, 200)}
 
 
-def test_header_is_read_once_for_each_signature(tmp_path, monkeypatch):
-    """The ranges of a run, and its decoders, ask again."""
-    few = functools.lru_cache(maxsize=2)(image_metadata._size_as_listed.__wrapped__)
-    monkeypatch.setattr(image_metadata, "_size_as_listed", few)
+def test_header_is_read_once_for_a_listing(tmp_path):
+    """The forecast of a command reads the headers of all its images, which those of its ranges do not read again."""
     for name in "abc":
         Image.new("RGB", (640, 320)).save(tmp_path / f"{name}.png")
-    first = measure_sizes({VAE: [job("a")]}, tmp_path)
-    Image.new("RGB", (64, 32)).save(tmp_path / "a.png")
+    (tmp_path / "d.png").write_bytes(b"no image")
+    known, sizes = HeaderSizes(), dict.fromkeys("abc", (320, 640))
 
-    assert measure_sizes({VAE: [job("a")]}, tmp_path) == first == {"a": (320, 640)}
-    assert measure_sizes({VAE: [job("a", stat=posix_signature(4, 5, 6))]}, tmp_path) == {"a": (32, 64)}
-    for name in "bc":
-        measure_sizes({VAE: [job(name)]}, tmp_path)
-    assert measure_sizes({VAE: [job("a")]}, tmp_path) == {"a": (32, 64)}, "few sizes are kept"
-    assert few.cache_info().currsize <= 2
+    assert measure_sizes({VAE: [job("a"), job("b")]}, tmp_path, known=known) == {"a": (320, 640), "b": (320, 640)}
+    assert measure_sizes({VAE: [job("c"), job("d")]}, tmp_path, known=known) == {"c": (320, 640)}
+    for name in "abcd":
+        Image.new("RGB", (64, 32)).save(tmp_path / f"{name}.png")
+
+    everything = {VAE: [job(name) for name in "abcd"]}
+    assert measure_sizes(everything, tmp_path, known=known) == sizes
+    assert measure_sizes(everything, tmp_path) == dict.fromkeys("abcd", (32, 64))
+
+
+@given(st.lists(st.dictionaries(st.text(min_size=1), st.none() | st.tuples(*[st.integers(1, 2**31)] * 2))))
+def test_sizes_of_headers_are_those_that_were_added(parts):
+    """Those that do not sort after all earlier ones are left out."""
+    sizes, expected, last = HeaderSizes(), {}, ""
+    for part in parts:
+        sizes.add(part)
+        expected |= {image_id: size for image_id, size in part.items() if image_id > last}
+        last = max([last, *expected])
+
+    assert dict(sizes.of({image_id for part in parts for image_id in part})) == expected
+
+
+def test_jobs_get_the_sizes_of_images_without_facts(tmp_path):
+    """Decoders then need not read the headers."""
+    Image.new("RGB", (640, 320)).save(tmp_path / "new.png")
+    jobs = [job("new"), job("known", size=(100, 200)), job("missing")]
+
+    with_size = with_sizes(jobs, measure_sizes({VAE: jobs}, tmp_path))
+
+    assert [each.size for each in with_size] == [(320, 640), None, None]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no image", b"\x89PNG\r\n\x1a\n"])

@@ -180,7 +180,7 @@ class CaptionWorker:
             self._open,
             jobs,
             weigh=lambda job: None,
-            measure=lambda job: math.prod(size_or_none(self.approved, job.file_name, job.stat) or (0,)),
+            measure=lambda job: math.prod(size_or_none(self.approved, job.file_name) or (0,)),
             keeps=lambda opened: opened.pixels if isinstance(opened, _Opened) else 0,
             most=lambda: self.images_per_call + 2 * self.decode_threads,
             budget=self.decode_ahead_pixels,

@@ -326,11 +326,12 @@ class EmbedWorker:
         """Return the pixels of the image that this job decodes: 0 if it decodes none, None if the size is not known yet."""
         if job.facts:
             return 0 if self.spec.source == "caption" else job.facts.height * job.facts.width
+        if job.size:
+            return math.prod(job.size)
         return None if job.stat else 0
 
     def _measured_pixels(self, job: Job) -> int:
-        assert job.stat
-        return math.prod(size_or_none(self.approved, job.file_name, job.stat) or (0,))
+        return math.prod(size_or_none(self.approved, job.file_name) or (0,))
 
     def _prepare(self, job: Job) -> _Item | EmbedRow:
         try:

@@ -6,10 +6,8 @@ caption added later) is completed here, so that the result does not depend on th
 Spec: docs/spec/stage2.md#record-fields
 """
 
-import functools
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -101,21 +99,12 @@ def inspect_image(
     return row, pixels
 
 
-def size_or_none(folder: SourceFolder, name: str, stat: FileSignature) -> tuple[int, int] | None:
-    """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports.
-
-    In a folder on a disk, it is read once in this process for each signature, as long as few others are asked for.
-    """
+def size_or_none(folder: SourceFolder, name: str) -> tuple[int, int] | None:
+    """Return an image's upright (height, width) in pixels; None if its header cannot be read, which `inspect_image` reports."""
     try:
-        return _size_as_listed(folder, name, stat) if isinstance(folder, Path) else header_size(folder / name)
+        return header_size(folder / name)
     except (Refused, OSError):
         return None
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _size_as_listed(folder: Path, name: str, _: FileSignature) -> tuple[int, int]:
-    # The forecast of a command, that of each of its ranges, and the decoder ask for it.
-    return header_size(folder / name)
 
 
 def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:

@@ -18,6 +18,7 @@ from imagemill.fs.folders import is_folder
 from imagemill.fs.listing import FileListing, start_listing
 from imagemill.inputs.scan import ListedFolder, ListingAhead, Scan, list_approved, scan_approved
 from imagemill.inputs.survey import survey
+from imagemill.pipeline.header_sizes import HeaderSizes
 from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
 from imagemill.pipeline.stage2.renames import note_arrivals
 from imagemill.store.ledger import ACCEPTED, Ledger
@@ -41,6 +42,7 @@ class Inventory:
         surveyed: whether the captions beside the images have been read.
         worked_on: images whose rows and files steps may have changed since the listing.
         compared: by kind, the images whose listed file is the one that its row describes, as planning found, see `unchanged`.
+        header_sizes: sizes of images that no pass had opened when the command was planned.
         swept: kinds whose folder a step has cleared of the files of dead processes.
         ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
         approved_ahead: the process that lists `approved/`, see `listing_ahead`.
@@ -59,6 +61,7 @@ class Inventory:
     surveyed: bool = False
     worked_on: set[str] = field(default_factory=set)
     compared: dict[str, set[str]] = field(default_factory=dict)
+    header_sizes: HeaderSizes = field(default_factory=HeaderSizes)
     swept: set[str] = field(default_factory=set)
     ahead: tuple[list[EmbeddingSpec], Callable[[], list[FileListing]]] | None = None
     approved_ahead: ListingAhead | None = None

@@ -52,7 +52,8 @@ class Job:
     the same; `present`: the signature of an existing file; `known`: the ledger's rows of this image's files, current and earlier;
     `inline`: the Stage 1 record that contains this array; `failed`: whether the model failed on the same bytes in an earlier run;
     `suspect`: the file's bytes differ from the recorded ones (damage.py); `copies`: samples in shards that may contain those.
-    `linkable`: whether a file of equal input exists (reuse.py).
+    `linkable`: whether a file of equal input exists (reuse.py). `size`: upright height and width in pixels by the image's header,
+    if it has been read; of an image without `facts` only.
     """
 
     image_id: str
@@ -68,6 +69,7 @@ class Job:
     suspect: bool = False
     copies: tuple[StoredSample, ...] = ()
     linkable: bool = False
+    size: tuple[int, int] | None = None
 
     @property
     def needs_model(self) -> bool:
