@@ -19,6 +19,14 @@ from tempfile import TemporaryDirectory
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.processes import cpu_seconds
 from imagemill.domain.embedding_specs import embedding_specs
+from imagemill.domain.layout import DataRoot
+from imagemill.formats.npy import NpyStore
+from imagemill.store.ledger import Ledger
+from imagemill.validation.files import embedding_files
+from imagemill.validation.findings import Report, collect
+from imagemill.validation.shard_sets import set_folders, validate_shards
+from imagemill.validation.tables import validate_stage2_table
+from imagemill.validation.validator import validate
 
 FEW = 8
 GOAL_MS = 1.0
@@ -76,7 +84,21 @@ def _slope(command: Sequence[str], images: int, folder: Path) -> float:
 def _cost(command: Sequence[str], images: int, folder: Path) -> float:
     with TemporaryDirectory(dir=folder) as root:
         noise_photos(Path(root, "approved"), images, width=16, height=16)
-        return cpu_seconds([*command, root], DAGSTER_HOME=f"{root}/.dagster")
+        seconds = cpu_seconds([*command, root], DAGSTER_HOME=f"{root}/.dagster")
+        assert all(report.passed for report in _reports(DataRoot.resolve(root)))
+        return seconds
+
+
+def _reports(root: DataRoot) -> list[Report]:
+    """Read everything that was written, which is not measured."""
+    stores = [NpyStore(root.derived / spec.folder, spec) for spec in embedding_specs()]
+    with Ledger(root.ledger) as ledger:
+        return [
+            *(collect(store.spec.folder, store.spec.kind, embedding_files(store, ledger)) for store in stores),
+            validate(root.stage2_jsonl, kind="stage2"),
+            collect(root.stage2_jsonl.name, "stage2 table", validate_stage2_table(root.stage2_jsonl)),
+            *validate_shards(set_folders(root.shards), root.derived, ledger),
+        ]
 
 
 if __name__ == "__main__":
