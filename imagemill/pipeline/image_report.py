@@ -44,7 +44,7 @@ def explain(session: Session, image_id: str) -> dict[str, Any]:
     root, inventory = session.root, session.overview()
     scan, ledger = inventory.scan_of({image_id}), ledger_of_runs(session)
     source, facts = scan.sources.get(image_id), ledger.sources([image_id]).get(image_id)
-    same_bytes = ledger.sources_like(facts.fingerprint) if facts else {}
+    same_bytes = ledger.sources_with([facts.fingerprint]) if facts else {}
     if len(same_bytes) > 1:  # under its earlier name, if it was renamed
         scan = inventory.scan_of(same_bytes)
     caption = ledger.captions([image_id]).get(image_id)

@@ -10,7 +10,7 @@ from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 
 
 def as_of_earlier_release(root):
-    """Remove from the ledger, and from its second copies, what versions 6 to 13 added."""
+    """Remove from the ledger, and from its second copies, what versions 6 to 14 added."""
     names = (*NAMES.values(), "adopted.color", ROOT_ID, HISTORY)
     with sqlite3.connect(root.ledger) as db:
         undo_version_12(db)
@@ -32,7 +32,7 @@ def as_of_earlier_release(root):
 
 
 def undo_version_12(db):
-    """Remove what versions 12 and 13 added to a ledger."""
+    """Remove what versions 12 to 14 added to a ledger."""
     undo_version_13(db)
     db.execute("DROP TRIGGER problem_solved")
     for table, columns in {"sources": ("added_at",), "captions": (), "files": ()}.items():
@@ -43,7 +43,8 @@ def undo_version_12(db):
 
 
 def undo_version_13(db):
-    """Remove what version 13 added to a ledger."""
+    """Remove what versions 13 and 14 added to a ledger."""
+    undo_version_14(db)
     for table in ("sources", "captions", "captioned", "files", "problems"):
         for event in ("inserted", "updated", "deleted"):
             db.execute(f"DROP TRIGGER {table}_{event}")
@@ -51,8 +52,15 @@ def undo_version_13(db):
         db.execute(f"DROP TABLE {table}")
 
 
+def undo_version_14(db):
+    """Remove what version 14 added to a ledger."""
+    db.execute("DROP TABLE inputs")
+    db.execute("CREATE INDEX files_by_input ON files (kind, source)")
+    db.execute("CREATE INDEX sources_by_content ON sources (fingerprint)")
+
+
 def as_of_previous_release(root):
-    """Remove what versions 11 to 13 added. The snapshot holds, as after the last command of that release."""
+    """Remove what versions 11 to 14 added. The snapshot holds, as after the last command of that release."""
     with closing(sqlite3.connect(root.ledger)) as db:
         undo_version_12(db)
         db.execute("DELETE FROM settings WHERE name IN (?, ?)", (ROOT_ID, HISTORY))

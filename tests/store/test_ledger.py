@@ -18,6 +18,7 @@ from imagemill.errors import ImagemillError
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import IN_MEMORY, Captioned, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.ledger.table import in_statements
+from tests.helpers.earlier_release import undo_version_14
 
 IDS = st.text("aé\"\\'%", min_size=1, max_size=3)
 OLD, NEW = posix_signature(10, 1, 100), posix_signature(10, 2, 101)
@@ -61,6 +62,93 @@ def test_files_made_from_an_input_are_found_without_reading_the_others(ledger):
 
     assert found == [file_row(OLD, "s7", "7"), file_row(OLD, "s70", "70")]
     assert len(steps) < 10
+
+
+def test_images_with_some_bytes_are_found_without_reading_the_others(ledger):
+    rows = [SourceRow(f"{n}", f"{n}.jpg", OLD, f"s{n // 2}", 30, 40) for n in range(2000)]
+    ledger.record_sources(rows)
+    steps = []
+    ledger._db.set_progress_handler(lambda: steps.append(1), 100)
+
+    found = ledger.sources_with(["s7", "none"])
+
+    assert found == {"14": rows[14], "15": rows[15]}
+    assert len(steps) < 10
+
+
+_SOME = st.sampled_from("ab")
+_CHANGES = st.one_of(
+    st.tuples(st.just("image"), _SOME, _SOME),
+    st.tuples(st.just("file"), _SOME, st.sampled_from(["a", "b", None])),
+    st.tuples(st.sampled_from(["no image", "supersede", "restore", "no files", "replace"]), _SOME, _SOME),
+)
+
+
+def _change(ledger, what, image_id, fingerprint, number):
+    row = file_row(posix_signature(number, 1, 1), fingerprint, image_id)
+    match what:
+        case "image":
+            ledger.record_sources([SourceRow(image_id, f"{image_id}.jpg", OLD, fingerprint, 30, 40)])
+        case "file":
+            ledger.record_files([row])
+        case "replace":
+            ledger.record_files([row])
+            ledger.forget_superseded([row])
+        case "no image":
+            ledger.forget_sources([image_id])
+        case "supersede":
+            ledger.supersede_files("dinov3_npy", "state")
+        case "restore":
+            ledger.restore_superseded("dinov3_npy")
+        case "no files":
+            ledger.forget_files("dinov3_npy")
+
+
+@given(st.lists(_CHANGES, max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_what_has_an_input_is_found_after_any_changes(changes):
+    with Ledger(IN_MEMORY) as ledger:
+        for number, change in enumerate(changes):
+            _change(ledger, *change, number)
+        files = list(ledger.file_rows("dinov3_npy"))
+        images = ledger.sources()
+        for inputs in (["a"], ["b"], ["a", "b"], ["c"], []):
+            found = list(ledger.files_of_inputs("dinov3_npy", inputs))
+            assert sorted(found, key=repr) == sorted((r for r in files if r.source in inputs), key=repr)
+            assert list(ledger.files_of_inputs("vae_latents", inputs)) == []
+            assert ledger.sources_with(inputs) == {i: r for i, r in images.items() if r.fingerprint in inputs}
+
+
+def test_input_that_is_known_changes_no_page(ledger):
+    """Keys are random: without this, a run over many images writes a page per image and kind."""
+    ledger.record_files([file_row(OLD)])
+    before = ledger._db.total_changes
+
+    ledger._add_inputs([("s1", "a")])
+    assert ledger._db.total_changes == before
+
+    ledger._add_inputs([("s1", "a"), ("s2", "a")])
+    assert ledger._db.total_changes == before + 1
+
+
+def test_ledger_of_version_13_finds_inputs_after_its_upgrade(ledger):
+    ledger.record_sources([SourceRow("a", "a.jpg", OLD, "s1", 30, 40)])
+    ledger.record_files([file_row(OLD, "s2"), file_row(OLD, None, "b"), file_row(OLD, "s3", "c")])
+    ledger.supersede_files("dinov3_npy", "state")
+    ledger.record_files([msgspec.structs.replace(file_row(NEW, "s2", "b"), kind="vae_latents")])
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(ledger.path)) as db:
+        undo_version_14(db)
+        db.execute("PRAGMA user_version = 13")
+        db.commit()
+
+    with Ledger(ledger.path) as upgraded:
+        assert list(upgraded.sources_with(["s1"])) == ["a"]
+        assert [row.image_id for row in upgraded.files_of_inputs("vae_latents", ["s2"])] == ["b"]
+        assert upgraded.restore_superseded("dinov3_npy") == 3
+        assert [row.image_id for row in upgraded.files_of_inputs("dinov3_npy", ["s2", "s3"])] == ["a", "c"]
+        indexes = {name for (name,) in upgraded._rows("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert not indexes & {"files_by_input", "sources_by_content"}
 
 
 def test_caption_of_an_earlier_image_is_outdated(ledger):

@@ -28,6 +28,7 @@ from imagemill.store.ledger.captions import (
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
 from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
 from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
+from imagemill.store.ledger.inputs import INPUTS
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
 from imagemill.store.ledger.problems import DECISIONS, PROBLEMS, Problem, Problems
 from imagemill.store.ledger.recent import CHANGES_SINCE, GONE, SOLVED, Recent
@@ -46,7 +47,7 @@ from imagemill.store.ledger.withdrawals import MARKS, WITHDRAWN, Withdrawals
 _TABLES: tuple[Table[Any], ...] = (
     SOURCES, CAPTIONS, CAPTIONED, RECORDED_CAPTIONS, FILES, SUPERSEDED_FILES, PROBLEMS, COUNTS, CHANGES, SETTINGS,
     WITHDRAWN, LEASES, VERIFIED, SUMMARIES, ARRIVALS, RENAMES, RUNS, SOLVED, GONE, MARKS,
-    ROW_CHANGES, MERGED, PACKED,
+    ROW_CHANGES, MERGED, PACKED, INPUTS,
 )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import msgspec
 
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import in_range, json_of
-from imagemill.store.ledger.stamps import Stamped, stamped
+from imagemill.store.ledger.inputs import Inputs
+from imagemill.store.ledger.stamps import stamped
 from imagemill.store.ledger.table import Table
 
 # ModelEntry of an existing file whose kind is being regenerated.
@@ -44,10 +45,12 @@ _TOGETHER = f"""SELECT json_group_array(json_array({FILES.columns})) FROM files
 WHERE kind = ? AND image_id IN (SELECT value FROM json_each(?))"""
 _ROWS = msgspec.json.Decoder(list[tuple[str, str, str, str | None, str, str]])
 _IDS_TOGETHER = 8192
+_OF_INPUTS = f"""SELECT {FILES.columns} FROM inputs CROSS JOIN files USING (image_id)
+WHERE inputs.fingerprint IN (SELECT value FROM json_each(?)) AND kind = ? AND source = inputs.fingerprint"""
 _RECORD = stamped(FILES, "kind, image_id, signature", "files.content = excluded.content")
 
 
-class Files(Stamped):
+class Files(Inputs):
     """Reads and writes of npy files."""
 
     def files(self, kind: str, ids: Sequence[str] | None = None) -> dict[tuple[str, FileSignature], FileRow]:
@@ -101,10 +104,7 @@ class Files(Stamped):
 
     def files_of_inputs(self, kind: str, inputs: Iterable[str]) -> Iterator[FileRow]:
         """Yield the rows of a kind whose files were made from one of these inputs, given by their fingerprints."""
-        # Without the name of the index, SQLite reads every row of the kind.
-        where = "kind = ? AND source IN (SELECT value FROM json_each(?))"
-        statement = f"SELECT {FILES.columns} FROM files INDEXED BY files_by_input WHERE {where}"
-        return FILES.rows(self._rows(statement, (kind, json_of(list(inputs)))))
+        return FILES.rows(self._rows(_OF_INPUTS, (json_of(list(inputs)), kind)))
 
     def model_keys(self, kind: str, between: tuple[str, str] | None = None) -> set[str]:
         """Return the model keys of a kind's files: keys of identities, `unknown`, `superseded`.
@@ -125,7 +125,10 @@ class Files(Stamped):
 
     def record_files(self, rows: Iterable[FileRow], *, made: bool = True) -> None:
         """Insert or replace rows of files. `made`: whether imagemill has just made them; if not, their time is unknown."""
-        self._record_stamped(_RECORD, FILES.values(rows), known=made)
+        given = list(rows)
+        with self.transaction():
+            self._record_stamped(_RECORD, FILES.values(given), known=made)
+            self._add_inputs((row.source, row.image_id) for row in given if row.source is not None)
 
     def forget_superseded(self, rows: Iterable[FileRow]) -> None:
         """Delete the rows of files that these have replaced on disk. Call it after the rename."""

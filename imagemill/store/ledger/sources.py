@@ -7,7 +7,8 @@ import msgspec
 from imagemill.domain.inputs import IGNORE, UNCHANGED, ColorSetting, converts
 from imagemill.fs.fingerprints import FileSignature
 from imagemill.store.ledger.database import in_range, json_of
-from imagemill.store.ledger.stamps import Stamped, stamped
+from imagemill.store.ledger.inputs import Inputs
+from imagemill.store.ledger.stamps import stamped
 from imagemill.store.ledger.table import Table
 
 
@@ -71,12 +72,14 @@ _OF_SIZES = f"""WITH wanted AS (
     SELECT 'posix:' || value || ':' AS low, 'posix:' || value || ';' AS high FROM json_each(?))
 SELECT {SOURCES.columns} FROM wanted CROSS JOIN sources ON signature >= low AND signature < high
 WHERE (SELECT count(*) FROM (SELECT 1 FROM sources WHERE signature >= low AND signature < high LIMIT ?)) <= ?"""
+_WITH_BYTES = f"""SELECT {SOURCES.columns} FROM inputs CROSS JOIN sources USING (fingerprint, image_id)
+WHERE inputs.fingerprint IN (SELECT value FROM json_each(?))"""
 _COLOURS = """SELECT color, profile, count(*) FROM sources
 WHERE image_id IN (SELECT value FROM json_each(?)) GROUP BY color, profile"""
 _RECORD = stamped(SOURCES, "image_id", "sources.fingerprint = excluded.fingerprint", added=True)
 
 
-class Sources(Stamped):
+class Sources(Inputs):
     """Reads and writes of approved images."""
 
     def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
@@ -100,13 +103,10 @@ class Sources(Stamped):
         """Return the images of which only one of several pictures is used."""
         return {image_id for (image_id,) in self._rows("SELECT image_id FROM sources WHERE first_frame")}
 
-    def sources_like(self, fingerprint: str) -> dict[str, SourceRow]:
-        """Return the images with these bytes, by id."""
-        return {row.image_id: row for row in self._select(SOURCES, where="fingerprint = ?", given=(fingerprint,))}
-
     def sources_with(self, fingerprints: Iterable[str]) -> dict[str, SourceRow]:
-        """Return the images with any of these bytes, by id."""
-        return {row.image_id: row for row in self._select(SOURCES, list(fingerprints), key="fingerprint")}
+        """Return the images whose bytes have any of these fingerprints, by id."""
+        rows = SOURCES.rows(self._rows(_WITH_BYTES, (json_of(list(fingerprints)),)))
+        return {row.image_id: row for row in rows}
 
     def sources_at(self, signatures: Iterable[FileSignature]) -> dict[FileSignature, SourceRow]:
         """Return an image for each of these signatures of files, as last read: of several, the first by id."""
@@ -148,3 +148,4 @@ class Sources(Stamped):
                 (json_of([row.image_id for row in given]),),
             )
             self._record_stamped(_RECORD, SOURCES.values(given), known=seen)
+            self._add_inputs((row.fingerprint, row.image_id) for row in given)
