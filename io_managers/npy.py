@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+from pydantic import PrivateAttr
 
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.formats.npy import NpyStore
@@ -55,6 +56,8 @@ class NpyIOManager(dg.ConfigurableIOManager):
     """Publishes the files of one kind and streams their events."""
 
     data_root: dg.ResourceDependency[DataRootResource]
+    # Approved images that Dagster knows, of the earlier steps of this run.
+    _known_sources: set[str] = PrivateAttr(default_factory=set)
 
     def handle_output(self, context: dg.OutputContext, obj: Leased) -> None:
         """Publish the files of the stream, record counts, and fail if images are missing."""
@@ -77,7 +80,7 @@ class NpyIOManager(dg.ConfigurableIOManager):
                 failed = self._drain(context, obj, ledger, events, counts, made)
                 if made.images:
                     events.observe(made.figures())
-                _report_sources(context.step_context.instance, plan, ledger, len(obj.present))
+                self._report_sources(context.step_context.instance, plan, ledger, len(obj.present))
                 stuck = finish(ledger, obj.store, obj.present)
                 failed |= set(stuck)
                 counts.update("failed" for _ in stuck)
@@ -87,6 +90,22 @@ class NpyIOManager(dg.ConfigurableIOManager):
             refresh(self.data_root.root(), ledger)
         totals = ", ".join(f"{name}={count}" for name, count in counts.items())
         context.log.info(f"all images of this run, in {obj.store.folder}: {totals}")
+
+    def _report_sources(self, instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger, total: int) -> None:
+        """Report the approved images that were opened: those unknown to Dagster, and those read again in this step.
+
+        Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in the
+        graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file stale,
+        although that is made from the caption alone. Staleness is tracked in the ledger.
+        """
+        opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
+        reread = {job.image_id for job in plan.jobs if job.facts is None}
+        unsure = [image_id for image_id in opened if image_id not in reread and image_id not in self._known_sources]
+        unknown = set(unsure).difference(_materialized(instance, APPROVED_IMAGES, unsure, total)) if unsure else set[str]()
+        if news := [row for row in opened.values() if row.image_id in reread or row.image_id in unknown]:
+            together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
+            report_without_run(instance, [*map(_source_event, news), together])
+        self._known_sources.update(opened)
 
     def load_input(self, context: dg.InputContext) -> NpyStore:
         """Return the files as a handle (a folder and a spec) instead of gigabytes of arrays."""
@@ -237,22 +256,6 @@ def _report(events: StreamedEvents, row: FileRow, used: _OfModel, sources: Mappi
         inputs=inputs,
         metadata=used(row, sources.get(row.image_id)),
     )
-
-
-def _report_sources(instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger, total: int) -> None:
-    """Report the approved images that were opened: those unknown to Dagster, and those read again in this step.
-
-    Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in the
-    graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file stale,
-    although that is made from the caption alone. Staleness is tracked in the ledger.
-    """
-    opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
-    reread = {job.image_id for job in plan.jobs if job.facts is None}
-    known = _materialized(instance, APPROVED_IMAGES, list(opened), total)
-    news = [row for row in opened.values() if row.image_id in reread or row.image_id not in known]
-    if news:
-        together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
-        report_without_run(instance, [*map(_source_event, news), together])
 
 
 def _materialized(

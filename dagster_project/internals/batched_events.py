@@ -11,12 +11,13 @@ import itertools
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, NamedTuple, SupportsIndex
 
-from dagster import AssetKey, DagsterEventType, EventLogEntry
+from dagster import AssetKey, DagsterEventType, DagsterInstance, EventLogEntry
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster_shared.serdes import serialize_value
 from sqlalchemy import Table, select
@@ -81,6 +82,7 @@ class BatchedEventLog(SqlEventLogStorage):
         # Dagster passes batches only if this variable is set, in every process that writes events.
         os.environ.setdefault(BATCH_VARIABLE, BATCH_SIZE)
         self._partition_keys: dict[str, _PartitionKeys] = {}
+        self._of_block: dict[str, tuple[str, ...]] | None = None
         self._json = EventJson() if EventJson else None
         self._has_tags = False
         self._indexed: dict[tuple[str, ...], frozenset[str]] = {}
@@ -169,16 +171,49 @@ class BatchedEventLog(SqlEventLogStorage):
         """Return all keys, in order of registration. Cached, because a range run reads them 15 times (0.2 s each at 60,000)."""
         if DynamicPartitionsTable is None:
             return super().get_dynamic_partitions(partitions_def_name)
-        known, name = self._partition_keys.get(partitions_def_name), partitions_def_name
+        if self._of_block is None:
+            return KeyList(self._current_keys(partitions_def_name))
+        if partitions_def_name not in self._of_block:
+            self._of_block[partitions_def_name] = self._current_keys(partitions_def_name)
+        return KeyList(self._of_block[partitions_def_name])
+
+    @contextmanager
+    def keeping_partitions(self) -> Iterator[None]:
+        """Read the keys of each set once in the block, and after each change by this object; a block may contain others.
+
+        Otherwise the keys are counted each time, to see changes by other processes.
+        """
+        if self._of_block is not None:
+            yield
+            return
+        self._of_block = {}
+        try:
+            yield
+        finally:
+            self._of_block = None
+
+    def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
+        """Add keys to a set."""
+        super().add_dynamic_partitions(partitions_def_name, partition_keys)
+        (self._of_block or {}).pop(partitions_def_name, None)
+
+    def delete_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> None:
+        """Delete a key of a set."""
+        super().delete_dynamic_partition(partitions_def_name, partition_key)
+        (self._of_block or {}).pop(partitions_def_name, None)
+
+    def _current_keys(self, name: str) -> tuple[str, ...]:
+        assert DynamicPartitionsTable is not None
+        known = self._partition_keys.get(name)
         with self.index_connection() as connection:
             version = self._version(connection)
             if known and version is not None and known.version == version:
-                return KeyList(known.keys)
+                return known.keys
             query = select(*self._stamp_columns(DynamicPartitionsTable))
             stamp = tuple(connection.execute(query.where(DynamicPartitionsTable.c.partitions_def_name == name)).one())
             keys = known.keys if known and known.stamp == stamp else _keys(connection, name, known, stamp)
         self._partition_keys[name] = _PartitionKeys(version, stamp, keys)
-        return KeyList(keys)
+        return keys
 
     def get_existing_dynamic_partitions(
         self, partitions_def_name: str, partition_keys: Sequence[str]
@@ -207,6 +242,12 @@ class BatchedEventLog(SqlEventLogStorage):
         )
         with self.index_connection() as connection:
             return set(connection.execute(query).scalars())
+
+
+def keeping_partitions(instance: DagsterInstance) -> AbstractContextManager[None]:
+    """Return a block in which an instance reads the keys of each set of partitions once, unless its storage is another one."""
+    log = instance.event_log_storage
+    return log.keeping_partitions() if isinstance(log, BatchedEventLog) else nullcontext()
 
 
 def _keys(

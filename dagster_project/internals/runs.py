@@ -37,6 +37,7 @@ from dagster._utils.interrupts import capture_interrupts
 
 from dagster_project.code_location import ATTRIBUTE, LOCATION, MODULE
 from dagster_project.history_errors import database_unusable, server_unusable
+from dagster_project.internals.batched_events import keeping_partitions
 from dagster_project.internals.shared_history import folders_of_owners
 from imagemill.errors import FAILED_DISK, FULL_DISK, ImagemillError
 from resources.dagster_internals.events import (
@@ -201,7 +202,7 @@ def run_here(
         DagsterError: if the assets, the partition range or the run configuration do not fit the definitions.
     """
     sweep(instance)
-    with _signals() as signals, capture_interrupts():
+    with _signals() as signals, capture_interrupts(), keeping_partitions(instance):
         reconstructable = _job(module, attribute, job, assets)
         given = {
             **(DEFER if deferred else {}),

@@ -150,6 +150,26 @@ def test_materialised_partitions_of_some_images_are_found_by_list_or_by_name(
     assert not npy._materialized(instance, asset, [], 7)
 
 
+def test_images_that_a_step_of_the_run_has_reported_are_not_looked_up_by_the_next_one(data_root, instance, monkeypatch):
+    photos(data_root, *KEYS)
+    looked_up, real = [], npy._materialized
+
+    def look_up(of, asset, keys, total):
+        looked_up.extend(keys if asset == APPROVED_IMAGES else ())
+        return real(of, asset, keys, total)
+
+    monkeypatch.setattr(npy, "_materialized", look_up)
+
+    assert materialize(data_root, instance, *embedding_assets, keys=KEYS, deferred=True).success
+    assert looked_up == []
+    assert sorted(materialized(instance, APPROVED_IMAGES.path)) == KEYS
+
+    instance.wipe_assets([APPROVED_IMAGES])
+    assert materialize(data_root, instance, *embedding_assets, keys=KEYS, deferred=True).success
+    assert sorted(looked_up) == KEYS
+    assert sorted(materialized(instance, APPROVED_IMAGES.path)) == KEYS
+
+
 def test_replaced_file_is_reported_again(data_root, instance):
     photos(data_root, *KEYS)
     materialize(data_root, instance, dinov3_npy, keys=KEYS, deferred=True)

@@ -351,6 +351,25 @@ def test_of_partitions_with_new_keys_only_the_new_ones_are_read(log_and_witness)
     assert log.get_dynamic_partitions("more") == ["a", "b", "c", "e"]
 
 
+def test_keys_are_kept_in_a_block_except_for_own_changes(log_and_witness):
+    log, witness = log_and_witness
+    log.add_dynamic_partitions("kept", ["a", "b"])
+    with log.keeping_partitions():
+        assert log.get_dynamic_partitions("kept") == ["a", "b"]
+        witness.add_dynamic_partitions("kept", ["c"])
+        log.get_dynamic_partitions("kept").append("not mine")
+        assert log.get_dynamic_partitions("kept") == ["a", "b"]
+        with log.keeping_partitions():
+            log.add_dynamic_partitions("kept", ["d"])
+            assert log.get_dynamic_partitions("kept") == ["a", "b", "c", "d"]
+        witness.delete_dynamic_partition("kept", "a")
+        assert log.get_existing_dynamic_partitions("kept", ["a", "x"]) == {"a"}
+        log.delete_dynamic_partition("kept", "b")
+        assert log.get_dynamic_partitions("kept") == ["c", "d"]
+        witness.add_dynamic_partitions("kept", ["e"])
+    assert log.get_dynamic_partitions("kept") == ["c", "d", "e"]
+
+
 def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
     """A busy disk takes longer than Python's five seconds to flush; one of two concurrent commands would lose its run."""
     with open_instance(DataRoot(tmp_path / "data")) as instance:
