@@ -94,14 +94,14 @@ class NpyIOManager(dg.ConfigurableIOManager):
     def _report_sources(self, instance: dg.DagsterInstance, plan: EmbeddingPlan, ledger: Ledger, total: int) -> None:
         """Report the approved images that were opened: those unknown to Dagster, and those read again in this step.
 
-        Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in the
-        graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file stale,
-        although that is made from the caption alone. Staleness is tracked in the ledger.
+        Each gets a materialisation, which fills partition counts. One observation of them all is shown as the latest event in
+        the graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file
+        stale, although that is made from the caption alone. Staleness is tracked in the ledger.
         """
         opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
         reread = {job.image_id for job in plan.jobs if job.facts is None}
         unsure = [image_id for image_id in opened if image_id not in reread and image_id not in self._known_sources]
-        unknown = set(unsure).difference(_materialized(instance, APPROVED_IMAGES, unsure, total)) if unsure else set[str]()
+        unknown = set(unsure).difference(_materialized(instance, APPROVED_IMAGES, unsure, total))
         if news := [row for row in opened.values() if row.image_id in reread or row.image_id in unknown]:
             together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
             report_without_run(instance, [*map(_source_event, news), together])
