@@ -98,9 +98,12 @@ class NpyIOManager(dg.ConfigurableIOManager):
         the graph. Observations of single images would take part in version comparisons: a replaced image would mark its T5 file
         stale, although that is made from the caption alone. Staleness is tracked in the ledger.
         """
-        opened = ledger.sources([*plan.done, *(job.image_id for job in plan.jobs)])
         reread = {job.image_id for job in plan.jobs if job.facts is None}
-        unsure = [image_id for image_id in opened if image_id not in reread and image_id not in self._known_sources]
+        ids = (*plan.done, *(job.image_id for job in plan.jobs))
+        opened = ledger.sources(
+            [image_id for image_id in ids if image_id in reread or image_id not in self._known_sources]
+        )
+        unsure = [image_id for image_id in opened if image_id not in reread]
         unknown = set(unsure).difference(_materialized(instance, APPROVED_IMAGES, unsure, total))
         if news := [row for row in opened.values() if row.image_id in reread or row.image_id in unknown]:
             together = dg.AssetObservation(APPROVED_IMAGES, metadata={"opened (images)": len(news)})
