@@ -14,6 +14,7 @@ from imagemill.errors import WrongUsage
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.pipeline.changes import parse_since, read_changes
 from imagemill.store.ledger import CHANGES_SINCE, CaptionRow, FileRow, Ledger, Problem, SourceRow
+from imagemill.store.ledger import overview as overview_module
 from imagemill.store.ledger.overview import Additions, Overview, Selection, show_of
 
 SIGNATURE = posix_signature(10, 1, 100)
@@ -63,6 +64,25 @@ def test_new_image_is_added_and_nothing_else(ledger):
 
     assert changed(ledger, 1_000) == {"added": ["a"]}
     assert changed(ledger, 1_001) == {}
+
+
+def test_table_reads_once_which_items_have_changed(ledger, clock, monkeypatch):
+    """A page needs their number, some of them, and the position of one."""
+    ledger.record_sources([source(), source("b")])
+    ledger.record_files([array(), array("b")])
+    clock[0] = 2_000
+    ledger.record_files([array(content="other"), array("b", content="other")])
+    reads, attached = [], overview_module.attached
+    monkeypatch.setattr(overview_module, "attached", lambda *given: reads.append(given) or attached(*given))
+
+    with closing(Overview.of(ledger.path, Additions({}, {}, (), {}, lambda *_: ("", 0.0, 0.0)))) as table:
+        reads.clear()
+        selection = Selection(change=("recomputed", 2_000))
+        assert (table.count(selection), table.position(selection, "b"), len(reads)) == (2, 1, 1)
+        assert [each.item for each in table.select(selection, 1, 1)] == ["b"]
+        assert len(reads) == 1
+        for other in (Selection(change=("recomputed", 2_001)), Selection(change=("recaptioned", 2_001))):
+            assert (table.count(selection), table.items(other)) == (2, [])
 
 
 @pytest.mark.parametrize(

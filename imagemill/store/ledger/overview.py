@@ -7,7 +7,7 @@ The rows of all images go from the ledger into the table without becoming Python
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -128,7 +128,7 @@ class Selection(msgspec.Struct, frozen=True):
     descending: bool = False
 
     def condition(self) -> tuple[str, list[Any]]:
-        """Return the condition in SQL, and its parameters. That of a change reads the ledger, which must be attached."""
+        """Return the condition in SQL, and its parameters. That of a change reads the table `changed`."""
         parts, given = [f"({_CONDITIONS[self.show]})"], []
         if self.show != _WITHDRAWN:
             parts.append("withdrawn IS NULL")
@@ -151,8 +151,7 @@ class Selection(msgspec.Struct, frozen=True):
         if self.change is not None:
             kind, since = self.change
             # All images may be new; a query for them would take longer than the table.
-            is_in = f"added_at >= {int(since)}" if kind == "added" else f"item IN ({query_since(kind, since, _LEDGER)})"
-            parts.append(is_in)
+            parts.append(f"added_at >= {int(since)}" if kind == "added" else "item IN (SELECT item FROM changed)")
         return " AND ".join(parts), given
 
 
@@ -265,9 +264,11 @@ class Overview(Database):
         super().__init__(IN_MEMORY)
         self._ledger = ledger
         self._numbers: Numbers | None = None
+        self._changed: tuple[str, int] | None = None
         columns = ", ".join(f"{name} PRIMARY KEY" if name == "item" else name for name in STATES.names)
         with self._errors():
             self._db.execute(f"CREATE TABLE states ({columns}) WITHOUT ROWID")
+            self._db.execute("CREATE TABLE changed (item PRIMARY KEY) WITHOUT ROWID")
 
     @classmethod
     def of(cls, ledger: Path, added: Additions) -> "Overview":
@@ -287,9 +288,16 @@ class Overview(Database):
         with self._errors(), attached(self._db, self._ledger, _LEDGER):
             yield
 
-    def _read_by(self, selection: Selection) -> AbstractContextManager[None]:
-        """Return a context in which the condition of a selection may be used."""
-        return nullcontext() if selection.change is None else self._attached()
+    def _where(self, selection: Selection) -> tuple[str, list[Any]]:
+        """Return the condition of a selection, after reading from the ledger which items it concerns, unless that is known."""
+        change = selection.change
+        if change is not None and change[0] != "added" and change != self._changed:
+            self._changed = None
+            with self._attached():
+                self._db.execute("DELETE FROM changed")
+                self._db.execute(f"INSERT INTO changed {query_since(*change, _LEDGER)}")
+            self._changed = change
+        return selection.condition()
 
     def _fill(self, added: Additions) -> None:
         rows = {
@@ -317,11 +325,7 @@ class Overview(Database):
 
     def count(self, selection: Selection) -> int:
         """Return the number of selected inputs."""
-        with self._read_by(selection):
-            return self._count(selection)
-
-    def _count(self, selection: Selection) -> int:
-        where, given = selection.condition()
+        where, given = self._where(selection)
         return self._number(f"SELECT count(*) FROM states WHERE {where}", given)
 
     def counts_since(self, since: int) -> dict[str, int]:
@@ -329,8 +333,7 @@ class Overview(Database):
 
         Withdrawn ones count as withdrawn alone.
         """
-        with self._attached():
-            return {kind: self._count(Selection(show_of(kind), change=(kind, since))) for kind in CHANGES_SINCE}
+        return {kind: self.count(Selection(show_of(kind), change=(kind, since))) for kind in CHANGES_SINCE}
 
     def numbers(self) -> Numbers:
         """Return the numbers of the first page. They are computed once, and again after marks have been set."""
@@ -369,18 +372,16 @@ class Overview(Database):
 
     def select(self, selection: Selection, limit: int, offset: int = 0) -> list[ImageState]:
         """Return selected inputs in order."""
-        where, given = selection.condition()
+        where, given = self._where(selection)
         order = self._order(selection)
         query = f"SELECT {STATES.columns} FROM states WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
-        with self._read_by(selection):
-            return list(STATES.rows(self._rows(query, [*given, limit, offset])))
+        return list(STATES.rows(self._rows(query, [*given, limit, offset])))
 
     def items(self, selection: Selection) -> list[str]:
         """Return the selected items in order."""
-        where, given = selection.condition()
+        where, given = self._where(selection)
         order = self._order(selection)
-        with self._read_by(selection):
-            return [item for (item,) in self._rows(f"SELECT item FROM states WHERE {where} ORDER BY {order}", given)]
+        return [item for (item,) in self._rows(f"SELECT item FROM states WHERE {where} ORDER BY {order}", given)]
 
     def folders(self) -> list[str]:
         """Return the folders of `approved/` that contain images, in order; "" for itself."""
@@ -399,17 +400,16 @@ class Overview(Database):
 
     def position(self, selection: Selection, item: str) -> int | None:
         """Return the number of selected inputs before one, None if it is not selected."""
-        where, given = selection.condition()
+        where, given = self._where(selection)
         column, before = SORTS[selection.sort], ">" if selection.descending else "<"
         value = f"(SELECT {column} FROM states WHERE item = ?)"
-        with self._read_by(selection):
-            if not self._number(f"SELECT count(*) FROM states WHERE {where} AND item = ?", [*given, item]):
-                return None
-            return self._number(
-                f"SELECT count(*) FROM states WHERE {where}"
-                f" AND ({column} {before} {value} OR ({column} = {value} AND item {before} ?))",
-                [*given, item, item, item],
-            )
+        if not self._number(f"SELECT count(*) FROM states WHERE {where} AND item = ?", [*given, item]):
+            return None
+        return self._number(
+            f"SELECT count(*) FROM states WHERE {where}"
+            f" AND ({column} {before} {value} OR ({column} = {value} AND item {before} ?))",
+            [*given, item, item, item],
+        )
 
     def set_marks(self, items: Collection[str]) -> None:
         """Mark exactly these inputs."""
