@@ -1,5 +1,7 @@
 """Pages of the viewer over a complete data root: the first page, any filter with any order, one image, and similar images.
 
+    limit      scandir and stat of images and captions, twice: the first time, they may no longer be in memory. Pages are measured
+               after that
     first      a new viewer sees that nothing has changed since the last command, reads the state at its end, and answers with the
                first page
     filters    the slowest of all filters, with a search in captions, and of all kinds of change, each in every order: count and
@@ -30,7 +32,7 @@ import numpy as np
 
 from benchmarks.common.inputs import scratch
 from benchmarks.common.processes import PROJECT
-from benchmarks.scale import BYTES_PER_TINY, TINY_PATH, _fill, _run, line_of, use_tiny_kinds
+from benchmarks.scale import BYTES_PER_TINY, TINY_PATH, _fill, _run, line_of, look_up_all, use_tiny_kinds
 from imagemill.domain.embedding_specs import DINOV3, DINOV3_WIDTH
 from imagemill.domain.layout import DataRoot
 from imagemill.look.similar import MOST_IMAGES, Similar
@@ -87,6 +89,7 @@ def _view(root: DataRoot, images: int) -> bool:
     from imagemill.store.ledger.overview import SORTS, Selection
 
     first_goal, filter_goal, memory_goal = GOALS if images <= FULL else GOALS_OF_MORE
+    limit, again = (_seconds(lambda: look_up_all(root.approved)) for _ in range(2))
     view, image_id = View(), f"photo{images // 2:06d}"
     viewer = Viewer(root.path)
     first = _seconds(lambda: viewer.run(viewer.overview))
@@ -104,6 +107,8 @@ def _view(root: DataRoot, images: int) -> bool:
     viewer.close()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{images:,} images; wall seconds", flush=True)
+    line_of("limit: scandir and stat", limit)
+    line_of("limit, with all in memory", again)
     reached = [
         line_of("first page", first, first_goal),
         line_of("slowest filter, order and search", slowest, filter_goal),

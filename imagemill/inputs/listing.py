@@ -134,16 +134,34 @@ def list_entries(
     Raises:
         OSError: if the folder cannot be listed.
     """
-    if isinstance(folder, ObjectFolder):
-        entries = (each for each in _entries_of(folder, inputs) if wanted is None or wanted(each.path))
-    else:
-        found = _walk(folder, inputs, own, wanted)
-        entries = (_entry(*each) for each in found if wanted is None or wanted(each[0]))
-    listed = list(entries)
+    listed = list(iterate_entries(folder, inputs, own, wanted=wanted))
     # Keys of object storage arrive in order; a sort would need 16 bytes more for each.
     if any(one.path > other.path for one, other in pairwise(listed)):
-        listed.sort(key=attrgetter("path"))
+        sort_entries(listed)
     return listed
+
+
+def iterate_entries(
+    folder: Folder,
+    inputs: InputSettings,
+    own: Collection[Path] = (),
+    *,
+    wanted: Callable[[str], bool] | None = None,
+) -> Iterator[Entry]:
+    """Yield the entries of `list_entries` in any order, each as soon as it has been looked up.
+
+    Raises:
+        OSError: if the folder cannot be listed.
+    """
+    if isinstance(folder, ObjectFolder):
+        return (each for each in _entries_of(folder, inputs) if wanted is None or wanted(each.path))
+    found = _walk(folder, inputs, own, wanted)
+    return (_entry(*each) for each in found if wanted is None or wanted(each[0]))
+
+
+def sort_entries(entries: list[Entry]) -> None:
+    """Put entries into the order of their paths."""
+    entries.sort(key=attrgetter("path"))
 
 
 def list_paths(folder: Folder, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:

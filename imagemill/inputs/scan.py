@@ -55,7 +55,9 @@ from imagemill.inputs.listing import (
     UnusualEntry,
     concerns,
     is_companion,
+    iterate_entries,
     list_entries,
+    sort_entries,
 )
 from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
@@ -197,7 +199,7 @@ class ListedFolder:
     """
 
     def __init__(self, entries: list[Entry], inputs: InputSettings, named: MetadataFile | None = None) -> None:
-        self.digest = _digest(entries, inputs, named)
+        self.digest = _digest(map(_line, entries), inputs, named)
         self._entries, self._inputs, self._named = entries, inputs, named
         self._scan: Scan | None = None
 
@@ -308,9 +310,24 @@ def _list_for_parent(settings: str, approved: str, *own: str) -> None:
     gc.disable()  # the entries stay until the end
     folder, inputs = Path(approved), msgspec.json.decode(settings, type=InputSettings)
     _refuse_missing(folder)
-    entries = list_entries(folder, inputs, [Path(each) for each in own])
-    print(_listed(folder, inputs, entries).digest, flush=True)
+    # In place of the entries, which take more memory: of a line, most of its entry can be made again.
+    lines: list[str] = []
+    changes: list[int] = []
+    unusual: dict[str, Entry] = {}
+    for entry in iterate_entries(folder, inputs, [Path(each) for each in own]):
+        line = _line(entry)
+        lines.append(line)
+        changes.append(entry.changed_ns)
+        if type(entry) is not Entry:
+            unusual[line] = entry
+    # Lines are in the order of their paths: no path contains the character that comes after it.
+    print(
+        _digest(sorted(lines), _with_metadata_below(inputs, folder), _named_metadata(folder, inputs.metadata)),
+        flush=True,
+    )
     if sys.stdin.buffer.read():
+        entries = [unusual.get(line) or _entry_of_line(line, ns) for line, ns in zip(lines, changes, strict=True)]
+        sort_entries(entries)
         for part in in_parts(entries):
             marshal.dump([_values_of(entry) for entry in part], sys.stdout.buffer)
 
@@ -319,14 +336,21 @@ def _list_for_parent(settings: str, approved: str, *own: str) -> None:
 _ADDED: Final = frozenset({"share"})
 
 
-def _digest(entries: Iterable[Entry], inputs: InputSettings, named: MetadataFile | None) -> str:
+def _digest(lines: Iterable[str], inputs: InputSettings, named: MetadataFile | None) -> str:
+    """Return the digest of a listing. `lines`: those of its entries, in order of their paths."""
     digest = RunningFingerprint()
     digest.update_lines([f"{described(inputs, NEW_INPUTS, _ADDED)} {heif_is_installed()} {named}"])
-    digest.update_lines(
-        f"{entry.path}\0{entry.kind}\0{entry.signature or ''}\0{'' if type(entry) is Entry else _inside(entry)}"
-        for entry in entries
-    )
+    digest.update_lines(lines)
     return str(digest)
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.path}\0{entry.kind}\0{entry.signature or ''}\0{'' if type(entry) is Entry else _inside(entry)}"
+
+
+def _entry_of_line(line: str, changed_ns: int) -> Entry:
+    path, kind, signature, _ = line.split("\0")
+    return _entry_of(path, sys.intern(kind), FileSignature(signature) if signature else None, changed_ns)
 
 
 def _inside(entry: Entry) -> str:

@@ -399,7 +399,17 @@ def test_masks_of_a_root_of_an_earlier_release_stay_images(tmp_path):
 )
 def test_listing_in_another_process_is_that_of_this_one(tmp_path, inputs):
     approved, own = tmp_path / "approved", tmp_path / "derived"
-    for name in ("a.png", "a.txt", "b/c.jpg", "d e/f.webp", "rows.csv", ".hidden", "bell\a.png"):
+    for name in (
+        "a.png",
+        "a.txt",
+        "b/c.jpg",
+        "d e/f.webp",
+        "rows.csv",
+        ".hidden",
+        "bell\a.png",
+        "a.png\x01",
+        "a.png\n",
+    ):
         (approved / name).parent.mkdir(parents=True, exist_ok=True)
         (approved / name).write_text(name)
     own.mkdir()
