@@ -8,7 +8,7 @@ import heapq
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from operator import attrgetter
@@ -134,11 +134,7 @@ def list_entries(
     Raises:
         OSError: if the folder cannot be listed.
     """
-    listed = list(iterate_entries(folder, inputs, own, wanted=wanted))
-    # Keys of object storage arrive in order; a sort would need 16 bytes more for each.
-    if any(one.path > other.path for one, other in pairwise(listed)):
-        sort_entries(listed)
-    return listed
+    return in_order(iterate_entries(folder, inputs, own, wanted=wanted))
 
 
 def iterate_entries(
@@ -159,9 +155,13 @@ def iterate_entries(
     return (_entry(*each) for each in found if wanted is None or wanted(each[0]))
 
 
-def sort_entries(entries: list[Entry]) -> None:
-    """Put entries into the order of their paths."""
-    entries.sort(key=attrgetter("path"))
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in order of their paths."""
+    listed = list(entries)
+    # Keys of object storage arrive in order; a sort would need 16 bytes more for each.
+    if any(one.path > other.path for one, other in pairwise(listed)):
+        listed.sort(key=attrgetter("path"))
+    return listed
 
 
 def list_paths(folder: Folder, inputs: InputSettings, own: Collection[Path] = ()) -> list[str]:

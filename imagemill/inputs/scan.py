@@ -54,10 +54,10 @@ from imagemill.inputs.listing import (
     Remark,
     UnusualEntry,
     concerns,
+    in_order,
     is_companion,
     iterate_entries,
     list_entries,
-    sort_entries,
 )
 from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
@@ -307,7 +307,7 @@ def _entry_of(path: str, kind: Any, signature: FileSignature | None, changed_ns:
 
 def _list_for_parent(settings: str, approved: str, *own: str) -> None:
     """Print the digest of a listing, and its entries if the parent asks for them."""
-    gc.disable()  # the entries stay until the end
+    gc.disable()  # what is listed stays until the end
     folder, inputs = Path(approved), msgspec.json.decode(settings, type=InputSettings)
     _refuse_missing(folder)
     # In place of the entries, which take more memory: of a line, most of its entry can be made again.
@@ -320,15 +320,14 @@ def _list_for_parent(settings: str, approved: str, *own: str) -> None:
         changes.append(entry.changed_ns)
         if type(entry) is not Entry:
             unusual[line] = entry
-    # Lines are in the order of their paths: no path contains the character that comes after it.
+    # Lines are in the order of their paths: the character after a path is the least one, and in no path.
     print(
         _digest(sorted(lines), _with_metadata_below(inputs, folder), _named_metadata(folder, inputs.metadata)),
         flush=True,
     )
     if sys.stdin.buffer.read():
-        entries = [unusual.get(line) or _entry_of_line(line, ns) for line, ns in zip(lines, changes, strict=True)]
-        sort_entries(entries)
-        for part in in_parts(entries):
+        listed = zip(lines, changes, strict=True)
+        for part in in_parts(in_order(unusual.get(line) or _entry_of_line(line, ns) for line, ns in listed)):
             marshal.dump([_values_of(entry) for entry in part], sys.stdout.buffer)
 
 
