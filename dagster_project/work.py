@@ -18,6 +18,7 @@ from assets.command_options import split_options
 from assets.partitions import IMAGES_PER_RUN, buckets, coord_presets, datasets, images, presets, ranks
 from assets.stage_a_groups import RANKS, rank_key
 from dagster_project.command_line import command_tags
+from dagster_project.internals.batched_events import keeping_partitions
 from dagster_project.internals.instance import open_instance
 from dagster_project.internals.runs import RunOutcome, run_here
 from dagster_project.jobs import embed_range, published, roll_back_records, roll_back_to_stage1
@@ -217,7 +218,8 @@ class CommandSession:
             unreported = set() if all_reported else self._unreported(passes.specs, ledger, chosen)
         ids = sorted(with_work | unreported)
         register(self.instance, images, sorted({*scan.sources, *ids}))
-        self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))
+        with keeping_partitions(self.instance):  # counting all keys for each range takes longer the more there are
+            self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))
         self.embedded = embedded_images(ledger.changes())
 
     def _jobs(

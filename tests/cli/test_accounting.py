@@ -15,8 +15,10 @@ import dagster as dg
 import pytest
 
 from dagster_project import work
+from dagster_project.internals.batched_events import BatchedEventLog
 from dagster_project.internals.instance import open_instance
 from imagemill.domain.embedding_specs import VAE, embedding_specs
+from imagemill.domain.layout import DataRoot
 from imagemill.formats.npy import NpyStore
 from imagemill.pipeline.stage2 import current_plans, image_metadata
 from tests.helpers.commands import called
@@ -255,6 +257,24 @@ def test_checks_are_evaluated_by_the_last_of_several_runs_over_ranges(root, monk
     assert "checks     11 of 11 passed" in done.text
     with open_instance(root) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("t5_hidden")) == {"a", "b", "c"}
+
+
+def test_registered_images_are_counted_once_for_all_ranges(root, monkeypatch, tmp_path):
+    """Counting them takes longer the more there are."""
+    photos(root, "d", "e", "f", size=(24, 24))
+    counted, current_keys = [], BatchedEventLog._current_keys
+    monkeypatch.setattr(
+        BatchedEventLog, "_current_keys", lambda log, name: counted.append(name) or current_keys(log, name)
+    )
+    shutil.copytree(root.path, tmp_path / "other")
+    assert called(DataRoot(tmp_path / "other"), "run").code == 0
+    in_one_range = len(counted)
+    counted.clear()
+    monkeypatch.setattr(work, "IMAGES_PER_RUN", 2)
+
+    assert called(root, "run").code == 0
+
+    assert len(counted) == in_one_range
 
 
 def test_headers_of_new_images_are_read_once(root, monkeypatch):

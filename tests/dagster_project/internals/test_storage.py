@@ -196,11 +196,14 @@ def test_batches_are_stored_one_by_one_where_a_private_name_is_gone(tmp_path, mo
 
 @given(st.lists(st.text(), unique=True), st.booleans(), st.text(), st.integers(-3, 3))
 def test_key_is_found_where_it_is_in_any_order(keys, in_order, other, start):
-    found = batched_events.KeyList(sorted(keys) if in_order else keys)
+    found = batched_events.KeyList(batched_events.Keys(sorted(keys) if in_order else keys))
 
     assert [found.index(key) for key in found] == list(range(len(found)))
+    assert _index_or_none(found, other) == found._keys.position(other)
     for bounds in [(), (start,)]:
         assert _index_or_none(found, other, *bounds) == _index_or_none(list(found), other, *bounds)
+    found.insert(0, other)  # a list may be changed
+    assert found.index(other) == 0
 
 
 def _index_or_none(keys, key, *bounds):
@@ -368,6 +371,24 @@ def test_keys_are_kept_in_a_block_except_for_own_changes(log_and_witness):
         assert log.get_dynamic_partitions("kept") == ["c", "d"]
         witness.add_dynamic_partitions("kept", ["e"])
     assert log.get_dynamic_partitions("kept") == ["c", "d", "e"]
+
+
+def test_key_is_looked_up_in_a_block_without_reading_all_keys(log_and_witness, monkeypatch):
+    log, _ = log_and_witness
+    log.add_dynamic_partitions("many", [f"image{number:03d}" for number in range(100)])
+    asked = {"image007": True, "image0070": False, "a": False, "z": False}
+    assert {key: log.has_dynamic_partition("many", key) for key in asked} == asked
+    with log.keeping_partitions():
+        log.has_dynamic_partition("many", "a")
+        log._of_block["many"].__class__ = _NeverRead
+        monkeypatch.setattr(log, "index_connection", lambda: pytest.fail("asked the database"))
+
+        assert {key: log.has_dynamic_partition("many", key) for key in asked} == asked
+
+
+class _NeverRead(batched_events.Keys):
+    def __iter__(self):
+        pytest.fail("all keys were read")
 
 
 def test_databases_of_the_history_wait_for_whoever_writes_them(tmp_path):
