@@ -103,7 +103,10 @@ class DiskFull(ImagemillError, OSError):
 _MAYBE_FULL = "SQLITE_IOERR_SHMSIZE"
 _SQLITE_FULL = {"SQLITE_FULL", _MAYBE_FULL}
 
-FULL_DISK = "finished work is kept and every file is whole: free space, then run the same command again"
+FULL_DISK = (
+    "finished work is kept and every file is whole: free space, or delete files if `df -i` shows that no further ones can be "
+    "made, then run the same command again"
+)
 
 _FULL_OR_FAILED = (
     "finished work is kept and every file is whole: free space, or check the disk, then run the same command again"

@@ -1,4 +1,4 @@
-"""Forecast of the disk space of a job, from the real sizes of its images, and comparison with the free space.
+"""Forecast of the disk space and the files of a job, from the real sizes of its images, and comparison with what is free.
 
     jobs ──headers──> sizes ──shape rules──> bytes per kind, folder and image ──by device──> enough, or NotEnoughSpace
 
@@ -55,13 +55,20 @@ Jobs = Mapping[EmbeddingSpec, Sequence[Job]]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Additional bytes of one kind of output on the disk of `folder`: `size` for `count` images, `besides` for all together."""
+    """Space on the disk of `folder` that one kind of output takes for `count` images.
+
+    Attributes:
+        size: bytes of the images.
+        besides: bytes for all images together.
+        files: files, which a file system may have no room for while bytes are free.
+    """
 
     kind: str
     folder: Path
     count: int
     size: int
     besides: int = 0
+    files: int = 0
 
     @property
     def bytes(self) -> int:
@@ -78,7 +85,9 @@ def check_space(
     shards: Path | None = None,
     sizes: Sizes | None = None,
 ) -> list[Need]:
-    """Compare the bytes these jobs will write with the free space. Opens headers of images never read before; writes nothing.
+    """Compare the bytes and files that these jobs will make with what is free; write nothing.
+
+    Opens headers of images that were never read before.
 
     Args:
         jobs: jobs of each kind.
@@ -187,10 +196,19 @@ class Forecast:
         parts.append(("history entries", self._state, history))
         if self._shards is not None:
             parts.append(("shards", self._shards, self._samples(list(jobs), records, sizes)))
+        files = {
+            spec.kind: sum(job.image_id in sizes and not job.present and not job.linkable for job in of)
+            for spec, of in jobs.items()
+        }
         devices: dict[int, list[Mapping[str, int]]] = {}
         for kind, folder, items in parts:
             before = self._needs.get(kind, Need(kind, folder, 0, 0))
-            self._needs[kind] = replace(before, count=before.count + len(items), size=before.size + sum(items.values()))
+            self._needs[kind] = replace(
+                before,
+                count=before.count + len(items),
+                size=before.size + sum(items.values()),
+                files=before.files + files.get(kind, 0),
+            )
             devices.setdefault(_device(folder), []).append(items)
         for device, together in devices.items():
             ids = sorted(set[str]().union(*together))
@@ -234,7 +252,7 @@ class Forecast:
         return sum(self._replaced.get(kind, ()))
 
     def require_space(self) -> None:
-        """Raise NotEnoughSpace, with the needs, if those on one disk add up to more than its free space."""
+        """Raise NotEnoughSpace, with the needs, if those on one disk add up to more bytes or files than are free."""
         disks: dict[int, list[Need]] = {}
         for need in self.needs():
             disks.setdefault(_device(need.folder), []).append(need)
@@ -249,6 +267,16 @@ class Forecast:
                     where=together[0].folder,
                     why=", ".join(f"{as_size(need.bytes)} for {need.count:,} {need.kind}" for need in together),
                     do=_remedy(together, _fitting(self._of_images.get(device, ()), left)),
+                )
+            files, left = sum(need.files for need in together), free_files(together[0].folder)
+            if files > left:
+                raise NotEnoughSpace(
+                    f"this job makes {files:,} files, and the file system has room for {left:,} more",
+                    needed=needed,
+                    free=free,
+                    where=max(together, key=lambda need: need.files).folder,
+                    why=", ".join(f"{need.files:,} for {need.kind}" for need in together if need.files),
+                    do="delete files there, whose number `df -i` shows, or write elsewhere with --output-base-dir",
                 )
 
 
@@ -280,6 +308,13 @@ def free_bytes(folder: Path) -> int:
     disk = os.statvfs(nearest_existing(folder))
     # Some file systems have no limit and report a size of 0.
     return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
+
+
+def free_files(folder: Path) -> int:
+    """Return the number of files that an ordinary user can still make there, as `free_bytes`."""
+    disk = os.statvfs(nearest_existing(folder))
+    # Some file systems have no limit and report a total of 0.
+    return disk.f_favail if disk.f_files else sys.maxsize
 
 
 def block_size(folder: Path) -> int:

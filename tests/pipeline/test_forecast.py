@@ -21,6 +21,7 @@ from imagemill.pipeline.forecast import (
     Forecast,
     check_space,
     free_bytes,
+    free_files,
     measure_sizes,
     npy_bytes,
     on_disk,
@@ -46,9 +47,11 @@ def job(image_id, *, size=None, present=None, caption=None, stat=SEEN):
     return Job(image_id, name, stat, facts, caption, None, posix_signature(present, 0, 0) if present else None)
 
 
-def disk_of(monkeypatch, free, *, device=lambda path: 1):
-    """One disk (or several, by `device`) with this much free, blocks of 4096."""
-    full = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_blocks=10**9)
+def disk_of(monkeypatch, free, *, device=lambda path: 1, files=None):
+    """One disk (or several, by `device`) with this much free, blocks of 4096, and room for this many files."""
+    full = SimpleNamespace(
+        f_bavail=free // 4096, f_frsize=4096, f_blocks=10**9, f_favail=files or 0, f_files=0 if files is None else 10**9
+    )
     monkeypatch.setattr(module.os, "statvfs", lambda path: full)
     monkeypatch.setattr(
         module, "nearest_existing", lambda p: SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=device(p)))
@@ -304,6 +307,24 @@ def test_disk_on_which_not_one_image_fits_suggests_no_limit(tmp_path, monkeypatc
     assert "--limit" not in str(caught.value)
 
 
+def test_file_system_without_room_for_the_files_stops_the_job(tmp_path, monkeypatch):
+    """Replaced files and hard links need none."""
+    jobs = {spec: [job(f"i{n}", size=(32, 32), caption="a") for n in range(10)] for spec in (VAE, T5)}
+    jobs[T5][0] = job("i0", size=(32, 32), caption="a", present=100)
+    jobs[VAE][1] = dataclasses.replace(jobs[VAE][1], linkable=True)
+    disk_of(monkeypatch, 10**12, files=18)
+    assert check_space(jobs, tmp_path, tmp_path / "derived", state=tmp_path)
+
+    disk_of(monkeypatch, 10**12, files=17)
+    with pytest.raises(NotEnoughSpace) as caught:
+        check_space(jobs, tmp_path, tmp_path / "derived", state=tmp_path)
+
+    assert "this job makes 18 files, and the file system has room for 17 more" in str(caught.value)
+    assert "9 for t5_hidden, 9 for vae_latents" in str(caught.value)
+    assert f"where: {tmp_path / 'derived'}" in str(caught.value)
+    assert "df -i" in str(caught.value)
+
+
 def test_folders_of_one_disk_are_added_up_and_disks_are_not(tmp_path, monkeypatch):
     """64 MB of latents and as much of shards: 100 MB are too little on one disk, enough on each of two."""
     jobs = {VAE: [job(f"i{n}", size=(1024, 1024)) for n in range(120)]}
@@ -330,9 +351,11 @@ def test_folder_that_is_not_there_counts_by_its_nearest_parent(tmp_path):
 
 
 def test_file_system_without_a_limit_has_room(tmp_path, monkeypatch):
-    """A tmpfs mounted without one says 0 blocks."""
-    monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0))
+    """A tmpfs mounted without one says 0 blocks, and Btrfs 0 files."""
+    disk = SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=0, f_favail=0, f_files=0)
+    monkeypatch.setattr(module.os, "statvfs", lambda path: disk)
     assert free_bytes(tmp_path) > 2**60
+    assert free_files(tmp_path) > 2**60
 
 
 def test_error_survives_a_worker_process():

@@ -235,8 +235,9 @@ def ledger_errors(path: Path) -> Iterator[None]:
         raise ImagemillError(
             f"the ledger cannot be used: {error}",
             where=path,
-            why="its folder cannot be written to, or another program has locked the file",
-            do="make the folder writable or end the other program, then run the same command again",
+            why="its folder cannot be written to or has no room for another file, or another program has locked the file",
+            do="make the folder writable, delete files if `df -i` shows that no further ones can be made, or end the other "
+            "program, then run the same command again",
         ) from error
     except sqlite3.ProgrammingError:
         raise  # for example a closed ledger: an error of the program, not of the file
