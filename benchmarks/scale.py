@@ -7,7 +7,8 @@ CPU seconds, user and system, children included, with encoders without cost on i
 are in memory if there is room, because the CPU time of a disk is noisy.
 
 Small data roots are measured three times, before, between and after the large ones, and so are the changes of the whole one; the
-medians count.
+medians count. Those of 1,000 and 2,000 images are measured nine times as often, because their difference is small. Free memory of
+the machine is in use beforehand (benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
@@ -19,6 +20,7 @@ Without arguments, 2,000 images of the shipped kinds are measured, then 200,000 
 import argparse
 import functools
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
+from benchmarks.common.memory import memory_in_use
 from benchmarks.common.processes import PROJECT, Cost, cost
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
@@ -50,7 +53,7 @@ STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
 GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
 # Small roots, each of which is made and measured in every round.
-SMALL, _SETS, ROUNDS = ("one", "few", "thousand", "thousands"), (SHARD_SIZE, 2 * SHARD_SIZE), 3
+SMALL, _SETS, ROUNDS, REPEATED = ("one", "few"), {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 3, 9
 
 
 def main() -> int:
@@ -64,7 +67,7 @@ def main() -> int:
     met = []
     for images, tiny in numbers:
         size = BYTES_PER_TINY if tiny else BYTES_PER_IMAGE
-        with scratch(in_memory_bytes=size * images * 2) as folder:
+        with scratch(in_memory_bytes=size * images * 2) as folder, memory_in_use():
             met += _measured(folder, images, arguments.new, tiny=tiny)
     return 0 if all(met) else 1
 
@@ -72,12 +75,18 @@ def main() -> int:
 def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bool]:
     """Print each figure with its goal; yield whether the goals that hold at this number of images are reached."""
     kinds = TINY_KINDS if tiny else [spec.folder for spec in embedding_specs()]
-    rounds = ROUNDS if images >= 4 * SHARD_SIZE else 1
-    small = [(name, n, count) for n in range(rounds) for name, count in zip(SMALL, (1, new, *_SETS), strict=True)]
+    rounds, repeated = (ROUNDS, REPEATED) if images >= 4 * SHARD_SIZE else (1, 1)
+    small = [
+        [
+            *((name, n, count) for name, count in zip(SMALL, (1, new), strict=True)),
+            *((name, n * repeated + k, count) for k in range(repeated) for name, count in _SETS.items()),
+        ]
+        for n in range(rounds)
+    ]
     large = [("quarter", 0, images // 4), ("half", 0, images // 2), ("whole", 0, images)]
-    each = len(SMALL)  # roots of a round
-    order = [*small[:each], *large[:2], *small[each : 2 * each], large[2], *small[2 * each :]]
-    places = {(name, n): DataRoot(folder / f"{name}{n}") for name, n, _ in (*small, *large)}
+    first, second, third = small if rounds > 1 else (small[0], [], [])
+    order = [*first, *large[:2], *second, large[2], *third]
+    places = {(name, n): DataRoot(folder / f"{name}{n}") for name, n, _ in order}
     single, root = places["one", 0], places["whole", 0]
     print(
         f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
@@ -89,6 +98,8 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         if tiny:
             use_tiny_kinds(places[name, n])
         costs.setdefault(name, []).append(_run(places[name, n]))
+        if name in _SETS:
+            shutil.rmtree(places[name, n].path)
     for words in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
         command(*words, "--data-root", single.path)
     tick_seconds(single)

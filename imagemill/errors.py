@@ -86,7 +86,7 @@ class ShardExists(ImagemillError, FileExistsError):
 
 
 class NotEnoughSpace(ImagemillError, OSError):
-    """A disk has too little space for the data that a job is about to write; `needed` and `free` in bytes."""
+    """A disk has too little space, or room for too few files, for what a job is about to write; `needed` and `free` in bytes."""
 
     def __init__(
         self, what: str, *, needed: int, free: int, where: object = None, why: str | None = None, do: str | None = None
