@@ -7,8 +7,8 @@ CPU seconds, user and system, children included, with encoders without cost on i
 are in memory if there is room, because the CPU time of a disk is noisy.
 
 Small data roots are measured three times, before, between and after the large ones, and so are the changes of the whole one; the
-medians count. Those of 1,000 and 2,000 images are measured nine times as often, because their difference is small. Free memory of
-the machine is in use beforehand (benchmarks/common/memory.py).
+medians count. Those of 1,000 and 2,000 images are measured nine times as often, because their difference is small. Memory is in
+use beforehand (benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
@@ -52,8 +52,8 @@ SHIPPED, MANY, FULL = 2_000, 200_000, 60_000
 STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
 GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
-# Small roots, each of which is made and measured in every round.
-SMALL, _SETS, ROUNDS, REPEATED = ("one", "few"), {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 3, 9
+# Numbers of images of small roots, which are made and measured REPEATED times in every round.
+_SETS, ROUNDS, REPEATED = {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 3, 9
 
 
 def main() -> int:
@@ -66,8 +66,8 @@ def main() -> int:
     numbers = given if arguments.images or arguments.tiny else [(SHIPPED, False), (MANY, True)]
     met = []
     for images, tiny in numbers:
-        size = BYTES_PER_TINY if tiny else BYTES_PER_IMAGE
-        with scratch(in_memory_bytes=size * images * 2) as folder, memory_in_use():
+        size = 2 * images * (BYTES_PER_TINY if tiny else BYTES_PER_IMAGE)
+        with scratch(in_memory_bytes=size) as folder, memory_in_use(size):
             met += _measured(folder, images, arguments.new, tiny=tiny)
     return 0 if all(met) else 1
 
@@ -78,7 +78,8 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     rounds, repeated = (ROUNDS, REPEATED) if images >= 4 * SHARD_SIZE else (1, 1)
     small = [
         [
-            *((name, n, count) for name, count in zip(SMALL, (1, new), strict=True)),
+            ("one", n, 1),
+            ("few", n, new),
             *((name, n * repeated + k, count) for k in range(repeated) for name, count in _SETS.items()),
         ]
         for n in range(rounds)

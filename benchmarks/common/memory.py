@@ -21,12 +21,12 @@ CHUNK, LEFT = 64 << 20, 1_500_000_000
 
 
 @contextmanager
-def memory_in_use() -> Iterator[None]:
-    """Let another process use all memory that is free, and give it back as it is needed; on Linux only."""
+def memory_in_use(size: int) -> Iterator[None]:
+    """Let another process use up to `size` bytes of free memory, and give them back as they are needed; on Linux only."""
     if not _STATE.exists():
         yield
         return
-    with subprocess.Popen([sys.executable, "-m", __name__], cwd=PROJECT, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([sys.executable, "-m", __name__, str(size)], cwd=PROJECT, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
         holder.stdout.readline()
         try:
@@ -41,9 +41,9 @@ def free_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _hold() -> None:
+def _hold(size: int) -> None:
     parent, held = os.getppid(), list[mmap.mmap]()
-    while free_bytes() > LEFT + CHUNK:
+    while len(held) * CHUNK < size and free_bytes() > LEFT + CHUNK:
         held.append(mmap.mmap(-1, CHUNK))
         held[-1].write(bytes(CHUNK))
     print("ready", flush=True)
@@ -54,4 +54,4 @@ def _hold() -> None:
 
 
 if __name__ == "__main__":
-    _hold()
+    _hold(int(sys.argv[1]))
