@@ -33,11 +33,12 @@ def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource,
 
     def plan() -> Merge:
         inventory = session.inventory()
+        scan, among = inventory.scan, inventory.in_question(ledger)
         if given.complete:
             threads = session.config.decoders
-            complete_facts(session.root.approved, inventory.scan, ledger, threads=threads, up_to=given.up_to)
+            complete_facts(session.root.approved, scan, ledger, threads=threads, up_to=given.up_to, among=among)
             complete_masks(ledger, encoders.masks, mask_length([session.in_force(T5)]))
-        note_missing_captions(inventory.scan, ledger)
+        note_missing_captions(scan, ledger, among=inventory.in_question(ledger))
         kinds = tuple(spec.kind for spec in embedding_specs()) if given.kinds is None else given.kinds
         return Merge(inventory, kinds, given.migrate, given.up_to, session.captioned)
 

@@ -28,10 +28,10 @@ from imagemill.fs.atomic import write_bytes_atomic
 from imagemill.fs.fingerprints import RunningFingerprint, signature_if_there
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.snapshot import FORMAT, Snapshot, read_snapshot, settings_lines, state_read
-from imagemill.pipeline.stage2.inventory import Inventory
+from imagemill.pipeline.stage2.inventory import Inventory, Settled
 from imagemill.pipeline.status import State, Status
 from imagemill.store.ledger import HISTORY, Ledger
-from imagemill.store.ledger.schema import SNAPSHOT
+from imagemill.store.ledger.schema import SNAPSHOT, state_of_files
 from imagemill.store.second_copy import refresh
 from imagemill.validation.shard_sets import is_verified, set_folders
 
@@ -134,16 +134,25 @@ def settled_snapshot(session: Session) -> Snapshot | None:
     if history is None or not _is_recorded(session.reading, history):
         return None
     inventory = session.look()
-    if not found.settled.startswith(_approved(inventory)):  # as after most changes; the rest takes longer to compare
-        return None
     here = _Read(inventory, signature_if_there(session.root.stage2_jsonl), _sets(session.root, session.reading))
-    if _digest(session, here, history, found.release) != found.settled:
+    digest = _digest(session, here, history, found.release)
+    if digest != found.settled:
+        if digest and _without_approved(digest) == _without_approved(found.settled):
+            inventory.settled = _state_at_end(session, found, here)
         return None
     if refresh(session.root, session.reading, required=True):  # the digest includes a copy
         here = here._replace(sets=_sets(session.root, session.reading))
         found = msgspec.structs.replace(found, settled=_digest(session, here, history, found.release) or "")
         _store(found, session.root)
     return found
+
+
+def _state_at_end(session: Session, found: Snapshot, here: "_Read") -> Settled | None:
+    """Return what the snapshot tells the run that follows; None if it is too long for that, or the ledger has just changed."""
+    seen, settings = session.reading.last_row_change(), session.reading.settings()
+    if not found.read or state_of_files(session.root.ledger) != found.ledger:
+        return None
+    return Settled(found.differing.keys(), here.records, settings, seen)
 
 
 def is_reported(session: Session) -> bool:
@@ -249,11 +258,16 @@ def _approved(inventory: Inventory) -> str:
     return f"{inventory.approved.digest} "
 
 
+def _without_approved(digest: str) -> str:
+    """Return the end of a digest, which does not depend on the listing of `approved/`."""
+    return digest.partition(" ")[2]
+
+
 def _listed(inventory: Inventory) -> Iterator[str]:
     """Yield a line per file of each kind."""
     for spec in embedding_specs():
         yield spec.folder
-        yield from (f"{image_id} {signature}" for image_id, signature in inventory.files(spec).items())
+        yield from (f"{image_id} {signature}" for image_id, signature in inventory.files(spec).pairs())
 
 
 def _sets(root: DataRoot, ledger: Ledger) -> list[str] | None:

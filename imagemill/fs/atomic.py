@@ -52,7 +52,7 @@ def temporary_path(folder: Path) -> Path:
 
 def temporaries(folder: Path) -> list[Path]:
     """Return the temporary names in this folder, of all owners."""
-    return [Path(e.path) for e in os.scandir(folder) if e.name.startswith(_PREFIX)] if folder.is_dir() else []
+    return [folder / name for name in os.listdir(folder) if name.startswith(_PREFIX)] if folder.is_dir() else []
 
 
 def is_orphan(path: Path) -> bool:

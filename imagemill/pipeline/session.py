@@ -188,6 +188,8 @@ class Session:
         self.ledger.forget_solved()
         inventory.survey(self.ledger)
         inventory.records_state = state_of(self.root.stage2_jsonl)
+        if inventory.settled and inventory.records_state != (inventory.settled.records, None):
+            inventory.settled = None  # the records were edited a moment ago
         adopt_captions(inventory, self.ledger)
         caption_by_folder(inventory.scan, self.ledger, inventory.inputs)
         return inventory

@@ -128,15 +128,18 @@ def _unusual_records(jsonl: Path, *, migrating: bool) -> tuple[int, list[_Row]]:
     return count, [row for _, row in sorted([*unusual, *map(valid.__getitem__, again)], key=itemgetter(0))]
 
 
-def validate_ledger_tables(ledger: Ledger) -> Findings:
-    """Check the tables of `.imagemill/ledger.sqlite` against their schemas, without writing to it."""
+def validate_ledger_tables(ledger: Ledger, among: Collection[str] | None = None) -> Findings:
+    """Check the tables of `.imagemill/ledger.sqlite` against their schemas, without writing to it.
+
+    `among`: ids of the only images whose rows have changed since they were last checked; None: all rows are checked.
+    """
     # A kind that was listed once has a recorded model; its files stay.
     kinds = {spec.kind for spec in (*default_specs(), *embedding_specs())}
     kinds |= {name.removeprefix("identity.") for name in ledger.settings() if name.startswith("identity.")}
     for name, columns in _ledger_columns(kinds).items():
         # SQLite finds the few rows that the schema judges, in a fifth of the time that all of them take in pandas.
-        count, rows = ledger.unusual_rows(name, columns)
         key, schema = "item" if name == "problems" else "image_id", partial(ledger_schema, columns)
+        count, rows = ledger.unusual_rows(name, columns, None if among is None else (key, among))
         yield count - len(rows)
         yield from _checked("ledger_table", f"{ledger.path.name}:{name}", rows, list(columns), schema, key)
 

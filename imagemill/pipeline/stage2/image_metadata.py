@@ -107,10 +107,28 @@ def size_or_none(folder: SourceFolder, name: str) -> tuple[int, int] | None:
         return None
 
 
-def complete_facts(approved: Folder, scan: Scan, ledger: Ledger, *, threads: int = 2, up_to: str | None = None) -> None:
-    """Open the images that no pass has opened yet, up to an id; record their metadata, or why they cannot be decoded."""
+def complete_facts(
+    approved: Folder,
+    scan: Scan,
+    ledger: Ledger,
+    *,
+    threads: int = 2,
+    up_to: str | None = None,
+    among: Set[str] | None = None,
+) -> None:
+    """Open the images that no pass has opened yet; record their metadata, or why they cannot be decoded.
+
+    Args:
+        approved: folder of the images.
+        scan: its contents.
+        ledger: receives the rows.
+        threads: threads that decode.
+        up_to: id of the last image; None for all.
+        among: see `Inventory.in_question`.
+    """
     color = PixelRule.read(ledger).color
-    ids = sorted(image_id for image_id in scan.sources if up_to is None or image_id <= up_to)
+    chosen = scan.sources.keys() if among is None else scan.sources.keys() & among
+    ids = sorted(image_id for image_id in chosen if up_to is None or image_id <= up_to)
     with ThreadPoolExecutor(reads_ahead(approved, threads), "inspect") as pool:
         for part in in_parts(ids):
             read = ledger.signatures_read(color, part[0], part[-1])
@@ -170,8 +188,9 @@ def adopt_captions(inventory: Inventory, ledger: Ledger) -> None:
     captioner = None if ledger.has_recorded_captions() else read_identity(ledger, CAPTIONER)
     # If the ledger was lost, nothing shows which captions a preview model wrote: if one was used, none counts as real.
     origin = FROM_PREVIEW_RECORD if captioner and captioner.preview else FROM_RECORD
-    recorded = inventory.recorded
-    for part in in_parts(sorted(recorded.captions)):
+    recorded, among = inventory.recorded, inventory.in_question(ledger)
+    ids = recorded.captions if among is None else (image_id for image_id in among if image_id in recorded.captions)
+    for part in in_parts(sorted(ids)):
         _adopt_captions(part, origin, recorded, inventory, ledger)
 
 
@@ -246,10 +265,13 @@ def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_
         ledger.record_masks((row.image_id, row.fingerprint, *mask) for row, mask in zip(chunk, made, strict=True))
 
 
-def note_missing_captions(scan: Scan, ledger: Ledger) -> None:
-    """Record one problem per readable image without a caption, so that no image is lost silently in any order of passes."""
+def note_missing_captions(scan: Scan, ledger: Ledger, *, among: Set[str] | None = None) -> None:
+    """Record one problem per readable image without a caption, so that no image is lost silently in any order of passes.
+
+    `among`: see `Inventory.in_question`.
+    """
     outdated, sidecars = ledger.outdated_captions(), {p.item: p for p in ledger.problems() if p.asset == SIDECARS}
-    absent = (source for image_id in ledger.uncaptioned_ids() if (source := scan.sources.get(image_id)))
+    absent = (source for image_id in ledger.uncaptioned_ids(among) if (source := scan.sources.get(image_id)))
     absent = [source for source in absent if not unusable_sidecar(source, sidecars)]
     problems = (missing_caption(ASSET, s, outdated=s.image_id in outdated) for s in absent)
     ledger.replace_problems(ASSET, problems, lambda problem: problem.reason == "missing_caption")

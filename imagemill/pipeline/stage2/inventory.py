@@ -3,11 +3,11 @@
 A command lists them once for all its steps; a step of a run in the UI lists them for itself after acquiring its lease.
 """
 
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagemill.domain.embedding_specs import EmbeddingSpec, embedding_specs
 from imagemill.domain.inputs import NEW_INPUTS, InputSettings
@@ -17,12 +17,28 @@ from imagemill.fs.fingerprints import FileSignature
 from imagemill.fs.folders import is_folder
 from imagemill.fs.listing import FileListing, start_listing
 from imagemill.inputs.scan import ListedFolder, ListingAhead, Scan, list_approved, scan_approved
-from imagemill.inputs.survey import survey
+from imagemill.inputs.survey import differing, survey
 from imagemill.pipeline.header_sizes import HeaderSizes
 from imagemill.pipeline.stage2.record_index import Recorded, has_many, read_recorded
 from imagemill.pipeline.stage2.renames import note_arrivals
 from imagemill.store.ledger import ACCEPTED, Ledger
 from imagemill.store.locations import refuse_gone
+
+
+class Settled(NamedTuple):
+    """The end of the last command, if it left nothing to do and only the ledger and `approved/` may have changed since.
+
+    Attributes:
+        unfinished: images that were not complete then, such as refused ones.
+        records: signature of the file of records.
+        settings: those of the ledger.
+        seen: `Ledger.last_row_change`.
+    """
+
+    unfinished: Set[str]
+    records: str | None
+    settings: Mapping[str, str]
+    seen: int
 
 
 @dataclass(slots=True)
@@ -46,6 +62,7 @@ class Inventory:
         swept: kinds whose folder a step has cleared of the files of dead processes.
         ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
         approved_ahead: the process that lists `approved/`, see `listing_ahead`.
+        settled: what is known from the end of the last command, see `in_question`; None if nothing is.
     """
 
     root: DataRoot
@@ -65,6 +82,8 @@ class Inventory:
     swept: set[str] = field(default_factory=set)
     ahead: tuple[list[EmbeddingSpec], Callable[[], list[FileListing]]] | None = None
     approved_ahead: ListingAhead | None = None
+    settled: Settled | None = None
+    _differing: Set[str] | None = None
 
     @property
     def approved(self) -> ListedFolder:
@@ -117,10 +136,28 @@ class Inventory:
             MissingInput: if the folder does not exist.
         """
         self._approved = self._approved or self._list_approved()
-        survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs)
+        among = self.in_question(ledger)
+        survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs, among=among)
         self.surveyed = True
         note_arrivals(self._approved.scan, ledger)
         self.ended = frozenset(rename.former for rename in ledger.renames(ACCEPTED))
+
+    def in_question(self, ledger: Ledger) -> set[str] | None:
+        """Return images of which something may be missing or outdated. All others have a caption, a record and every file.
+
+        Returns:
+            ids, also of images that are gone; None if all images may be, or so many that comparing all takes less time.
+        """
+        settled = self.settled
+        if settled is None or ledger.settings() != settled.settings:
+            return None
+        if self._differing is None:
+            self._differing = differing(self.scan, ledger)
+        changed = ledger.row_changes_after(settled.seen)
+        if changed is None:
+            return None
+        found = changed.union(self._differing, settled.unfinished, self.worked_on)
+        return found if 4 * len(found) < len(self.scan.sources) else None
 
     @property
     def recorded(self) -> Recorded:

@@ -4,7 +4,7 @@ There is one module per table, with its typed rows, reads and writes; `schema.py
 nowhere else. Decisions based on the rows are made in pipeline/.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from imagemill.store.ledger.captions import (
     fingerprint_texts,
 )
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
-from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged
+from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged, json_of
 from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
 from imagemill.store.ledger.inputs import INPUTS
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
@@ -95,8 +95,13 @@ class Ledger(
         """Return these columns of every row of a table, as stored."""
         return list(self._rows(f"SELECT {', '.join(columns)} FROM {table}"))
 
-    def unusual_rows(self, table: str, columns: Mapping[str, ColumnRule]) -> tuple[int, list[tuple[Any, ...]]]:
-        """Return the number of a table's rows, and these columns, as stored, of each row that may break a rule."""
+    def unusual_rows(
+        self, table: str, columns: Mapping[str, ColumnRule], among: tuple[str, Collection[str]] | None = None
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        """Return the number of a table's rows, and these columns, as stored, of each row that may break a rule.
+
+        `among`: a column, and the values in the only rows that may; None: all rows may.
+        """
         conditions, given = [], []
         for name, rule in columns.items():
             if isinstance(rule, ValueRule):
@@ -106,6 +111,9 @@ class Ledger(
                 given += rule
         count = self._one(f"SELECT count(*) FROM {table}")
         where = f"({' AND '.join(conditions)}) IS NOT TRUE"
+        if among:
+            column, values = among
+            where, given = f"{where} AND {column} IN (SELECT value FROM json_each(?))", [*given, json_of([*values])]
         rows = self._rows(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", given)
         return (count[0] if count else 0), list(rows)
 

@@ -353,6 +353,7 @@ def test_complete_images_that_the_ledger_finds_are_those_that_planning_finds(ima
             in_force=lambda spec: {each.kind: each for each in SPECS}[spec.kind],
             files=lambda spec: listings[spec.kind],
             kept=None,
+            in_question=lambda ledger: None,
         )
         ids = list(scan.sources)
 
