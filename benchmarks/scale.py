@@ -6,9 +6,9 @@
 CPU seconds, user and system, children included, with encoders without cost on images of 64 x 64 pixels. The files
 are in memory if there is room, because the CPU time of a disk is noisy.
 
-Small data roots are measured three times, before, between and after the large ones, and so are the changes of the whole one; the
-medians count. Those of 1,000 and 2,000 images are measured nine times as often, because their difference is small. Memory is in
-use beforehand (benchmarks/common/memory.py).
+Small data roots are measured before, between and after the large ones, and the changes of the whole one as often; the medians
+count. Those of 1,000 and 2,000 images are measured nine times as often, one after the other, because their difference is small:
+it is taken of each pair. Memory is in use beforehand (benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
@@ -53,7 +53,7 @@ STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
 GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
 # Numbers of images of small roots, which are made and measured REPEATED times in every round.
-_SETS, ROUNDS, REPEATED = {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 3, 9
+_SETS, ROUNDS, REPEATED = {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 4, 9
 
 
 def main() -> int:
@@ -85,8 +85,8 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         for n in range(rounds)
     ]
     large = [("quarter", 0, images // 4), ("half", 0, images // 2), ("whole", 0, images)]
-    first, second, third = small if rounds > 1 else (small[0], [], [])
-    order = [*first, *large[:2], *second, large[2], *third]
+    parts = [*small, *([[]] * (ROUNDS - rounds))]
+    order = [*parts[0], *(each for n, root in enumerate(large, 1) for each in (root, *parts[n]))]
     places = {(name, n): DataRoot(folder / f"{name}{n}") for name, n, _ in order}
     single, root = places["one", 0], places["whole", 0]
     print(
@@ -113,7 +113,8 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     marginal = 1000 * (cpu["whole"] - cpu["half"]) / (images - images // 2)
     yield line_of("  marginal cost per image, ms", marginal, MARGINAL_MS)
     before = 1000 * (cpu["half"] - cpu["quarter"]) / (images // 2 - images // 4)
-    of_thousand = 1000 * (cpu["thousands"] - cpu["thousand"]) / SHARD_SIZE
+    pairs = zip(costs["thousand"], costs["thousands"], strict=True)
+    of_thousand = 1000 * statistics.median(two.cpu_seconds - one.cpu_seconds for one, two in pairs) / SHARD_SIZE
     yield line_of("  the same, relative to half as many", marginal / before, GROWTH_RATIO) or images < 4 * SHARD_SIZE
     yield line_of("  the same, relative to 1,000", marginal / of_thousand, GROWTH_RATIO) or images < 4 * SHARD_SIZE
     yield line_of("  peak memory, GB", costs["whole"][0].peak_bytes / 1e9, PEAK_GB)
