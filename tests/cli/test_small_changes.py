@@ -19,7 +19,7 @@ from tests.helpers.wiring import stub_every_kind
 
 NAMES = [f"image{n:02d}" for n in range(24)]
 
-# What a run reads of every image unless it knows which ones have changed.
+# Reads of the rows of all images, which a run needs unless it knows what has changed.
 OF_ALL = ("file_inputs", "merged_captions", "signatures_read", "as_read")
 
 # Tables, with the columns that do not depend on times and inodes.
