@@ -3,6 +3,7 @@
 Reference: docs/decisions/0103-snapshot.md
 """
 
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -25,16 +26,20 @@ OF_ALL = ("file_inputs", "merged_captions", "signatures_read", "as_read")
 # Tables, with the columns that do not depend on times and inodes.
 CONTENTS = {
     "sources": "image_id, file_name, fingerprint, height, width, color",
-    "captions": "image_id, text, origin, fingerprint, mask, texts, signature IS NULL",
+    "captions": "image_id, text, origin, fingerprint, mask, texts, conflict, signature IS NULL",
     "recorded_captions": "image_id, fingerprint",
     "files": "kind, image_id, content, source",
     "problems": "item, asset, outcome, reason, detail",
 }
 
 
-def filled(path):
+def filled(path, *, named=False):
+    """Return a data root after its first run. `named`: its configuration names a table of captions."""
     root = DataRoot(path)
     root.approved.mkdir(parents=True)
+    if named:
+        root.config_file.write_text("captions:\n  metadata: table.jsonl\n")
+        table(root, "from a table")
     for n, name in enumerate(NAMES):
         picture(root.approved / f"{name}.png", size=(24, 24), seed=n)
         (root.approved / f"{name}.txt").write_text(f"noise called {name}")
@@ -96,6 +101,23 @@ CHANGES = {
 }
 
 
+def table(root, text, names=("image12", "image13")):
+    """Write a table with a row for each of these images, which the configuration names."""
+    rows = [{"file_name": f"{name}.png", "text": f"{text} {name}"} for name in names]
+    (root.approved / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# With a table that precedes caption files.
+OF_TABLE = {
+    "an edited table": lambda root: table(root, "from another table"),
+    "a row for another image": lambda root: table(root, "from a table", ("image12", "image13", "image14")),
+    "a removed row": lambda root: table(root, "of one row", ("image12",)),
+    "an edited caption beside a row": lambda root: (root.approved / "image12.txt").write_text("edited"),
+    "an edited caption": lambda root: (root.approved / "image03.txt").write_text("edited"),
+    "rows for other images": lambda root: table(root, "again", ("image15", "image16")),
+}
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """The answers of `in_question`, by data root."""
@@ -110,11 +132,12 @@ def asked(monkeypatch):
     return answers
 
 
-def test_result_after_a_change_is_that_of_looking_at_every_image(tmp_path, monkeypatch, asked):
+@pytest.mark.parametrize("changes", [CHANGES, OF_TABLE], ids=["images and captions", "table"])
+def test_result_after_a_change_is_that_of_looking_at_every_image(tmp_path, monkeypatch, asked, changes):
     stub_every_kind(monkeypatch)
-    knowing, looking = filled(tmp_path / "knowing" / "root"), filled(tmp_path / "looking" / "root")
+    knowing, looking = (filled(tmp_path / name / "root", named=changes is OF_TABLE) for name in ("knowing", "looking"))
     assert contents(knowing) == contents(looking)
-    for name, change in CHANGES.items():
+    for name, change in changes.items():
         asked.clear()
         change(knowing)
         change(looking)

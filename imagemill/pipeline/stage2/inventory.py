@@ -136,10 +136,12 @@ class Inventory:
             MissingInput: if the folder does not exist.
         """
         self._approved = self._approved or self._list_approved()
-        among = self.in_question(ledger)
-        survey(self.root.approved, ledger, self._approved.scan, inputs=self.inputs, among=among)
+        scan = self._approved.scan
+        # A table that precedes caption files may change captions of any image, whose files are then read again.
+        among = None if any(table.first for table in scan.metadata) else self.in_question(ledger)
+        survey(self.root.approved, ledger, scan, inputs=self.inputs, among=among)
         self.surveyed = True
-        note_arrivals(self._approved.scan, ledger)
+        note_arrivals(scan, ledger)
         self.ended = frozenset(rename.former for rename in ledger.renames(ACCEPTED))
 
     def in_question(self, ledger: Ledger) -> set[str] | None:
