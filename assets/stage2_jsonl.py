@@ -38,7 +38,7 @@ def stage2_jsonl(context: dg.AssetExecutionContext, data_root: DataRootResource,
             threads = session.config.decoders
             complete_facts(session.root.approved, scan, ledger, threads=threads, up_to=given.up_to, among=among)
             complete_masks(ledger, encoders.masks, mask_length([session.in_force(T5)]))
-        note_missing_captions(scan, ledger, among=inventory.in_question(ledger))
+        note_missing_captions(scan, ledger, among=among)
         kinds = tuple(spec.kind for spec in embedding_specs()) if given.kinds is None else given.kinds
         return Merge(inventory, kinds, given.migrate, given.up_to, session.captioned)
 

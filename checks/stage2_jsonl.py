@@ -41,7 +41,7 @@ def records_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
 
 @dg.asset_check(asset=stage2_jsonl)
 def table_valid(data_root: DataRootResource) -> dg.AssetCheckResult:
-    """The records and their ledger rows as tables: column types, ranges and uniqueness over the whole."""
+    """The records and their ledger rows as tables: column types, ranges, uniqueness. Unchanged rows are not always read again."""
     root, session = data_root.root(), data_root.session
     in_question = session.overview().in_question(session.ledger)
     return as_result(

@@ -153,11 +153,11 @@ class Inventory:
         settled = self.settled
         if settled is None or ledger.settings() != settled.settings:
             return None
-        if self._differing is None:
-            self._differing = differing(self.scan, ledger)
         changed = ledger.row_changes_after(settled.seen)
         if changed is None:
             return None
+        if self._differing is None:
+            self._differing = differing(self.scan, ledger)
         found = changed.union(self._differing, settled.unfinished, self.worked_on)
         return found if 4 * len(found) < len(self.scan.sources) else None
 

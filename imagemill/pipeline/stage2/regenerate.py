@@ -94,7 +94,7 @@ def finish(ledger: Ledger, store: NpyStore, present: Iterable[str]) -> list[str]
     if kind not in ledger.regenerating():
         return []
     rows = ledger.files(kind)
-    old = {i for i, stat in store.listing().items() if (i, stat) not in rows or rows[i, stat].model_key == SUPERSEDED}
+    old = {i for i, stat in store.listing().pairs() if (i, stat) not in rows or rows[i, stat].model_key == SUPERSEDED}
     if not old:
         ledger.note_regeneration(kind, None)
     stuck = sorted(old.difference(present))

@@ -26,7 +26,7 @@ from imagemill.store.ledger.captions import (
     fingerprint_texts,
 )
 from imagemill.store.ledger.counts import CHANGES, COUNTS, Counts
-from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged, json_of
+from imagemill.store.ledger.database import IN_MEMORY, LedgerDamaged, one_of
 from imagemill.store.ledger.files import FILES, SUPERSEDED, FileRow, Files
 from imagemill.store.ledger.inputs import INPUTS
 from imagemill.store.ledger.leases import EVERY, LEASES, Lease, LeaseLost, Leases
@@ -96,11 +96,16 @@ class Ledger(
         return list(self._rows(f"SELECT {', '.join(columns)} FROM {table}"))
 
     def unusual_rows(
-        self, table: str, columns: Mapping[str, ColumnRule], among: tuple[str, Collection[str]] | None = None
+        self,
+        table: str,
+        columns: Mapping[str, ColumnRule],
+        among: Collection[str] | None = None,
+        *,
+        key: str = "image_id",
     ) -> tuple[int, list[tuple[Any, ...]]]:
         """Return the number of a table's rows, and these columns, as stored, of each row that may break a rule.
 
-        `among`: a column, and the values in the only rows that may; None: all rows may.
+        `among`: the values of the column `key` in the only rows that may; None: all rows may.
         """
         conditions, given = [], []
         for name, rule in columns.items():
@@ -110,11 +115,9 @@ class Ledger(
                 conditions.append(f"{name} IN ({', '.join('?' * len(rule))})")
                 given += rule
         count = self._one(f"SELECT count(*) FROM {table}")
-        where = f"({' AND '.join(conditions)}) IS NOT TRUE"
-        if among:
-            column, values = among
-            where, given = f"{where} AND {column} IN (SELECT value FROM json_each(?))", [*given, json_of([*values])]
-        rows = self._rows(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", given)
+        chosen, values = one_of(among, key)
+        where = f"({' AND '.join(conditions)}) IS NOT TRUE AND {chosen}"
+        rows = self._rows(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", (*given, *values))
         return (count[0] if count else 0), list(rows)
 
     def ids(self, table: Literal["sources", "captions", "withdrawn"]) -> set[str]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from imagemill.fs.fingerprints import FileSignature, fingerprint
-from imagemill.store.ledger.database import in_range, json_of
+from imagemill.store.ledger.database import in_range, one_of
 from imagemill.store.ledger.sources import SOURCES, SourceRow
 from imagemill.store.ledger.stamps import Stamped, stamped
 from imagemill.store.ledger.table import BOOL, Codec, Table, qualified, split_columns
@@ -230,9 +230,7 @@ class Captions(Stamped):
     def uncaptioned_ids(self, ids: Collection[str] | None = None) -> list[str]:
         """Return the images, as last read, without a caption that is not outdated; with `ids` those of them."""
         captioned = f"SELECT 1 FROM captions WHERE captions.image_id = sources.image_id AND NOT ({_OUTDATED})"
-        chosen, given = (
-            ("1", ()) if ids is None else ("image_id IN (SELECT value FROM json_each(?))", (json_of([*ids]),))
-        )
+        chosen, given = one_of(ids)
         # In any other order, looking up one caption for each image takes five times as long.
         query = f"SELECT image_id FROM sources WHERE {chosen} AND NOT EXISTS ({captioned}) ORDER BY image_id"
         return [image_id for (image_id,) in self._rows(query, given)]
@@ -289,7 +287,7 @@ class Captions(Stamped):
         The source is None for an image that was never read.
         """
         columns = f"{qualified(CAPTIONS, 'c')}, {qualified(SOURCES, 's')}"
-        where, given = ("1", ()) if ids is None else ("c.image_id IN (SELECT value FROM json_each(?))", (json_of(ids),))
+        where, given = one_of(ids, "c.image_id")
         joined = self._rows(
             f"SELECT {columns} FROM captions c LEFT JOIN sources s USING (image_id) WHERE {where} ORDER BY c.image_id",
             given,

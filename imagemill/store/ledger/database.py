@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -192,16 +192,20 @@ class Database:
         *,
         key: str = "image_id",
     ) -> Iterator[R]:
-        if ids is not None:
-            # json_each takes any number of ids in one parameter; IN (?, ?, …) has a limit.
-            where = f"{where} AND {key} IN (SELECT value FROM json_each(?))"
-            given = (*given, json_of(ids))
-        return table.rows(self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where}", given))
+        chosen, values = one_of(ids, key)
+        rows = self._rows(f"SELECT {table.columns} FROM {table.name} WHERE {where} AND {chosen}", (*given, *values))
+        return table.rows(rows)
 
 
 def in_range(between: tuple[str, str] | None) -> tuple[str, Sequence[str]]:
     """Return the condition of the rows from the first of two image ids to the last, and its parameters; None: of all rows."""
     return ("image_id BETWEEN ? AND ?", between) if between else ("1", ())
+
+
+def one_of(values: Collection[str | int] | None, column: str = "image_id") -> tuple[str, Sequence[str]]:
+    """Return the condition of rows with one of these values in a column, and its parameters; None: of all rows."""
+    # json_each takes any number of values in one parameter; IN (?, ?, …) has a limit.
+    return ("1", ()) if values is None else (f"{column} IN (SELECT value FROM json_each(?))", (json_of([*values]),))
 
 
 def json_of(values: Sequence[Any]) -> str:
