@@ -6,9 +6,9 @@
 CPU seconds, user and system, children included, with encoders without cost on images of 64 x 64 pixels. The files
 are in memory if there is room, because the CPU time of a disk is noisy.
 
-Small data roots are measured before, between and after the large ones, and the changes of the whole one as often; the medians
-count. Those of 1,000 and 2,000 images are measured nine times as often, one after the other, because their difference is small:
-it is taken of each pair. Memory is in use beforehand (benchmarks/common/memory.py).
+The speed of a machine that is shared varies by a quarter within minutes. So small data roots are measured again and again while
+the first run of a large one is stopped, for half of the time. Those of 1,000 and 2,000 images show how fast the machine was
+meanwhile, and the costs of large ones are compared at the same speed. Memory is in use beforehand (benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
@@ -19,13 +19,14 @@ Without arguments, 2,000 images of the shipped kinds are measured, then 200,000 
 
 import argparse
 import functools
+import itertools
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,7 @@ SHIPPED, MANY, FULL = 2_000, 200_000, 60_000
 STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
 GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
-# Numbers of images of small roots, which are made and measured REPEATED times in every round.
-_SETS, ROUNDS, REPEATED = {"thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}, 4, 9
+ROUNDS, PAIRS = 4, 6
 
 
 def main() -> int:
@@ -72,53 +72,81 @@ def main() -> int:
     return 0 if all(met) else 1
 
 
+class _FirstRuns:
+    """Cost of first runs over data roots of several sizes."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int], *, tiny: bool) -> None:
+        self.roots = {name: DataRoot(folder / name) for name in sizes}
+        self.costs: dict[str, list[Cost]] = {name: [] for name in sizes}
+        self._sizes, self._tiny = sizes, tiny
+        self._meanwhile: dict[str, list[float]] = {}
+
+    def measure(self, *names: str, meanwhile: Iterator[Sequence[str]] | None = None) -> None:
+        """Make and run data roots. meanwhile: names of those that are measured while these runs are stopped."""
+        for name in names:
+            before = len(self.costs["thousands"])
+            root = self.roots[name]
+            shutil.rmtree(root.path, ignore_errors=True)
+            _fill(root, 0, self._sizes[name])
+            if self._tiny:
+                use_tiny_kinds(root)
+            self.costs[name].append(_run(root, meanwhile and (lambda: self.measure(*next(meanwhile)))))
+            self._meanwhile[name] = [sum(pair) for pair in self._pairs()[before:]]
+
+    def cpu_seconds(self, name: str) -> float:
+        return statistics.median(cost.cpu_seconds for cost in self.costs[name])
+
+    def marginal_ms(self, few: str, many: str) -> float:
+        """Return the milliseconds of each additional image, at the mean speed of the machine."""
+        added = self._sizes[many] - self._sizes[few]
+        return 1000 * (self._at_mean_speed(many) - self._at_mean_speed(few)) / added
+
+    def marginal_ms_of_pairs(self) -> float:
+        """Return the milliseconds of each additional image, by the pairs of 1,000 and 2,000 images."""
+        return 1000 * statistics.mean(many - few for few, many in self._pairs()) / SHARD_SIZE
+
+    def _at_mean_speed(self, name: str) -> float:
+        """Return the CPU seconds of a run, had the machine been as fast then as it was for the mean pair."""
+        mean = statistics.mean(map(sum, self._pairs()))
+        return self.cpu_seconds(name) * mean / statistics.mean(self._meanwhile[name] or [mean])
+
+    def _pairs(self) -> list[tuple[float, float]]:
+        pairs = zip(self.costs["thousand"], self.costs["thousands"], strict=False)
+        return [(few.cpu_seconds, many.cpu_seconds) for few, many in pairs]
+
+
 def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bool]:
     """Print each figure with its goal; yield whether the goals that hold at this number of images are reached."""
     kinds = TINY_KINDS if tiny else [spec.folder for spec in embedding_specs()]
-    rounds, repeated = (ROUNDS, REPEATED) if images >= 4 * SHARD_SIZE else (1, 1)
-    small = [
-        [
-            ("one", n, 1),
-            ("few", n, new),
-            *((name, n * repeated + k, count) for k in range(repeated) for name, count in _SETS.items()),
-        ]
-        for n in range(rounds)
-    ]
-    large = [("quarter", 0, images // 4), ("half", 0, images // 2), ("whole", 0, images)]
-    parts = [*small, *([[]] * (ROUNDS - rounds))]
-    order = [*parts[0], *(each for n, root in enumerate(large, 1) for each in (root, *parts[n]))]
-    places = {(name, n): DataRoot(folder / f"{name}{n}") for name, n, _ in order}
-    single, root = places["one", 0], places["whole", 0]
+    compared = images >= 4 * SHARD_SIZE
+    small = {"one": 1, "few": new, "thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}
+    large = {"quarter": images // 4, "half": images // 2, "whole": images}
+    runs = _FirstRuns(folder, small | large, tiny=tiny)
+    single, root = runs.roots["one"], runs.roots["whole"]
     print(
         f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
     )
     start = command("--help").cpu_seconds
-    costs: dict[str, list[Cost]] = {}
-    for name, n, count in order:
-        _fill(places[name, n], 0, count)
-        if tiny:
-            use_tiny_kinds(places[name, n])
-        costs.setdefault(name, []).append(_run(places[name, n]))
-        if name in _SETS:
-            shutil.rmtree(places[name, n].path)
+    runs.measure(*small)
+    meanwhile = itertools.cycle([("thousand", "thousands")] * PAIRS + [("one", "few")])
+    runs.measure(*large, meanwhile=meanwhile if compared else None)
     for words in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
         command(*words, "--data-root", single.path)
     tick_seconds(single)
-    cpu = {name: statistics.median(each.cpu_seconds for each in of_name) for name, of_name in costs.items()}
     history = _bytes_below(root.path / ".dagster") / images / 1000
     limit = limit_seconds(root, [root.approved, *(root.derived / kind for kind in kinds)])
     line_of("limit", limit)
     line_of("start", start)
-    line_of("first run", cpu["whole"])
-    marginal = 1000 * (cpu["whole"] - cpu["half"]) / (images - images // 2)
-    yield line_of("  marginal cost per image, ms", marginal, MARGINAL_MS)
-    before = 1000 * (cpu["half"] - cpu["quarter"]) / (images // 2 - images // 4)
-    pairs = zip(costs["thousand"], costs["thousands"], strict=True)
-    of_thousand = 1000 * statistics.median(two.cpu_seconds - one.cpu_seconds for one, two in pairs) / SHARD_SIZE
-    yield line_of("  the same, relative to half as many", marginal / before, GROWTH_RATIO) or images < 4 * SHARD_SIZE
-    yield line_of("  the same, relative to 1,000", marginal / of_thousand, GROWTH_RATIO) or images < 4 * SHARD_SIZE
-    yield line_of("  peak memory, GB", costs["whole"][0].peak_bytes / 1e9, PEAK_GB)
+    line_of("first run", runs.cpu_seconds("whole"))
+    half, whole = runs.marginal_ms("quarter", "half"), runs.marginal_ms("half", "whole")
+    yield line_of("  marginal cost per image, ms", whole, MARGINAL_MS)
+    line_of("  the same, of half as many", half)
+    line_of(f"  the same, of 1,000, in {len(runs.costs['thousand'])} pairs", runs.marginal_ms_of_pairs())
+    yield line_of("  relative to half as many", whole / half, GROWTH_RATIO) or not compared
+    yield line_of("  relative to 1,000", whole / runs.marginal_ms_of_pairs(), GROWTH_RATIO) or not compared
+    yield line_of("  peak memory, GB", runs.costs["whole"][0].peak_bytes / 1e9, PEAK_GB)
     yield line_of("  history per image, kB", history, HISTORY_KB)
+    rounds = ROUNDS if compared else 1
     nothing = statistics.median(_run(root).cpu_seconds for _ in range(rounds))
     yield line_of("run, nothing to do", nothing, NOTHING_RATIO * limit + start)
     at_full, more = images >= FULL, max(1.0, images / FULL)
@@ -136,7 +164,7 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         changes = [_changed(root, functools.partial(change, n)) for n in range(rounds)]
         written = max(size for _, size in changes)
         seconds = statistics.median(each for each, _ in changes)
-        yield line_of(name, seconds, nothing + NEW_RATIO * cpu["few" if added else "one"])
+        yield line_of(name, seconds, nothing + NEW_RATIO * runs.cpu_seconds("few" if added else "one"))
         # One tar of the bucket, the new samples, and the two blocks that end each tar.
         yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
 
@@ -146,13 +174,15 @@ def use_tiny_kinds(root: DataRoot) -> None:
     root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
 
 
-def command(*words: object, **environment: str) -> Cost:
-    return command_of(OURS, *words, **environment)
+def command(*words: object, meanwhile: Callable[[], object] | None = None, **environment: str) -> Cost:
+    return command_of(OURS, *words, meanwhile=meanwhile, **environment)
 
 
-def command_of(ours: Sequence[str], *words: object, **environment: str) -> Cost:
+def command_of(
+    ours: Sequence[str], *words: object, meanwhile: Callable[[], object] | None = None, **environment: str
+) -> Cost:
     """Return the cost of a command of `imagemill`, which `python OURS…` is."""
-    return cost([*ours, *words], PYTHONPATH=TINY_PATH, **environment)
+    return cost([*ours, *words], meanwhile=meanwhile, PYTHONPATH=TINY_PATH, **environment)
 
 
 def line_of(name: str, value: float, goal: float | None = None) -> bool:
@@ -173,8 +203,8 @@ def _fill(root: DataRoot, begin: int, count: int) -> None:
         (root.approved / f"photo{number:06d}.txt").write_text(f"noise, number {number}")
 
 
-def _run(root: DataRoot) -> Cost:
-    return command("run", "--data-root", root.path, DAGSTER_HOME=str(root.path / ".dagster"))
+def _run(root: DataRoot, meanwhile: Callable[[], object] | None = None) -> Cost:
+    return command("run", "--data-root", root.path, meanwhile=meanwhile, DAGSTER_HOME=str(root.path / ".dagster"))
 
 
 def _changed(root: DataRoot, change: Callable[[], object]) -> tuple[float, int]:
