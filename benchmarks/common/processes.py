@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROJECT = Path(__file__).parents[2]
-FIRST_PAUSE_SECONDS = 2.0
+SECONDS_BETWEEN_STOPS = 2.0  # at least
 
 
 class Cost(NamedTuple):
@@ -38,7 +38,7 @@ def cost(arguments: Sequence[object], *, meanwhile: Callable[[], object] | None 
         tempfile.TemporaryFile() as output,
         subprocess.Popen(words, cwd=PROJECT, env=variables, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
-        while meanwhile and _runs_for(process, max(FIRST_PAUSE_SECONDS, 2 * stopped - (time.perf_counter() - began))):
+        while meanwhile and _runs_for(process, max(SECONDS_BETWEEN_STOPS, 2 * stopped - (time.perf_counter() - began))):
             process.send_signal(signal.SIGSTOP)
             at = time.perf_counter()
             try:
