@@ -7,8 +7,9 @@ CPU seconds, user and system, children included, with encoders without cost on i
 are in memory if there is room, because the CPU time of a disk is noisy.
 
 The speed of a machine that is shared varies by a quarter within minutes. So small data roots are measured again and again while
-the first run of a large one is stopped, for half of the time. Those of 1,000 and 2,000 images show how fast the machine was
-meanwhile, and the costs of large ones are compared at the same speed. Memory is in use beforehand (benchmarks/common/memory.py).
+the first run of a large one is stopped, for half of the time. Those of 1,000 and 2,000 images run in turns. They show how fast
+the machine was meanwhile, and the costs of large ones are compared at the same speed. Memory is in use beforehand
+(benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
@@ -34,7 +35,7 @@ from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.memory import memory_in_use
-from benchmarks.common.processes import PROJECT, Cost, cost
+from benchmarks.common.processes import PROJECT, Cost, cost, costs_in_turns
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
@@ -85,13 +86,22 @@ class _FirstRuns:
         """Make and run data roots. meanwhile: names of those that are measured while these runs are stopped."""
         for name in names:
             before = len(self.costs["thousands"])
-            root = self.roots[name]
-            shutil.rmtree(root.path, ignore_errors=True)
-            _fill(root, 0, self._sizes[name])
-            if self._tiny:
-                use_tiny_kinds(root)
-            self.costs[name].append(_run(root, meanwhile and (lambda: self.measure(*next(meanwhile)))))
+            root = self._made(name)
+            self.costs[name].append(_run(root, meanwhile and (lambda: self._measure_in_turns(next(meanwhile)))))
             self._meanwhile[name] = [sum(pair) for pair in self._pairs()[before:]]
+
+    def _measure_in_turns(self, names: Sequence[str]) -> None:
+        for name, found in zip(names, costs_in_turns(map(_run_of, map(self._made, names))), strict=True):
+            self.costs[name].append(found)
+
+    def _made(self, name: str) -> DataRoot:
+        """Return a data root of this name that nothing has run over."""
+        root = self.roots[name]
+        shutil.rmtree(root.path, ignore_errors=True)
+        _fill(root, 0, self._sizes[name])
+        if self._tiny:
+            use_tiny_kinds(root)
+        return root
 
     def cpu_seconds(self, name: str) -> float:
         return statistics.median(cost.cpu_seconds for cost in self.costs[name])
@@ -204,7 +214,14 @@ def _fill(root: DataRoot, begin: int, count: int) -> None:
 
 
 def _run(root: DataRoot, meanwhile: Callable[[], object] | None = None) -> Cost:
-    return command("run", "--data-root", root.path, meanwhile=meanwhile, DAGSTER_HOME=str(root.path / ".dagster"))
+    arguments, environment = _run_of(root)
+    return cost(arguments, meanwhile=meanwhile, **environment)
+
+
+def _run_of(root: DataRoot) -> tuple[Sequence[object], Mapping[str, str]]:
+    """Return arguments and environment of a run, as `costs_in_turns` takes them."""
+    environment = {"PYTHONPATH": TINY_PATH, "DAGSTER_HOME": str(root.path / ".dagster")}
+    return (*OURS, "run", "--data-root", root.path), environment
 
 
 def _changed(root: DataRoot, change: Callable[[], object]) -> tuple[float, int]:
