@@ -184,15 +184,13 @@ def use_tiny_kinds(root: DataRoot) -> None:
     root.config_file.write_text(f"kinds: [{', '.join(TINY_KINDS)}]\n")
 
 
-def command(*words: object, meanwhile: Callable[[], object] | None = None, **environment: str) -> Cost:
-    return command_of(OURS, *words, meanwhile=meanwhile, **environment)
+def command(*words: object, **environment: str) -> Cost:
+    return command_of(OURS, *words, **environment)
 
 
-def command_of(
-    ours: Sequence[str], *words: object, meanwhile: Callable[[], object] | None = None, **environment: str
-) -> Cost:
+def command_of(ours: Sequence[str], *words: object, **environment: str) -> Cost:
     """Return the cost of a command of `imagemill`, which `python OURS…` is."""
-    return cost([*ours, *words], meanwhile=meanwhile, PYTHONPATH=TINY_PATH, **environment)
+    return cost([*ours, *words], PYTHONPATH=TINY_PATH, **environment)
 
 
 def line_of(name: str, value: float, goal: float | None = None) -> bool:
