@@ -29,6 +29,6 @@ def test_costs_in_turns_are_those_of_each_command_in_order(monkeypatch):
     assert 0.2 <= short.cpu_seconds < 0.6 <= long.cpu_seconds
 
 
-def test_failure_of_one_of_several_commands_is_raised_with_its_output_and_ends_the_others():
+def test_failure_of_one_of_several_commands_is_raised_with_its_output():
     with pytest.raises(RuntimeError, match=r"(?s)-c import sys.*ended with 1:\nno such thing"):
         costs_in_turns([(["-c", "import sys; sys.exit('no such thing')"], {}), (["-c", "print()"], {})])

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 PROJECT = Path(__file__).parents[2]
 SECONDS_BETWEEN_STOPS = 2.0  # at least
-SECONDS_OF_TURN = 1.0  # after shorter ones, what it costs to fill the caches of a processor again would count
+SECONDS_OF_TURN = 1.0  # with shorter ones, filling the caches of the processor again and again may count
 
 
 class Cost(NamedTuple):
