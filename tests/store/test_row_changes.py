@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from imagemill.fs.fingerprints import posix_signature
 from imagemill.store.ledger import (
@@ -25,15 +26,22 @@ CAPTION = CaptionRow("a", STAT, "noise", "sidecar", "words")
 FILE = FileRow("vae_latents", "a", STAT, "pixels", "content", "key")
 PROBLEM = Problem("a", "vae_latents", "refused", "undecodable", "detail", "remedy")
 
-CHANGES = {
+ROWS = {
     "source": lambda ledger: ledger.record_sources([SOURCE]),
-    "no source": lambda ledger: ledger.forget_sources(["a"]),
     "caption": lambda ledger: ledger.record_captions([CAPTION]),
+    "file": lambda ledger: ledger.record_files([FILE]),
+}
+CHANGES = {
+    "source": lambda ledger: ledger.record_sources([replace(SOURCE, width=33)]),
+    "color": lambda ledger: ledger.record_sources([replace(SOURCE, color="none")]),
+    "no source": lambda ledger: ledger.forget_sources(["a"]),
+    "caption": lambda ledger: ledger.record_captions([replace(CAPTION, fingerprint="other words")]),
+    "several captions": lambda ledger: ledger.record_captions([replace(CAPTION, texts=("noise", "grain"))]),
     "mask": lambda ledger: ledger.record_masks([("a", "words", [1, 0], False)]),
     "conflict": lambda ledger: ledger.record_conflicts({"a": True}),
     "no sidecar": lambda ledger: ledger.forget_source("sidecar", ["a"]),
     "captioned": lambda ledger: ledger.record_captioned([Captioned("a", "pixels", "key")]),
-    "file": lambda ledger: ledger.record_files([FILE]),
+    "file": lambda ledger: ledger.record_files([replace(FILE, model_key="another key")]),
     "another file": lambda ledger: ledger.forget_superseded(
         [FileRow("vae_latents", "a", "posix:4:5:6", "pixels", "content", "key")]
     ),
@@ -47,7 +55,9 @@ CHANGES = {
 def ledger(tmp_path):
     """A ledger with all rows of one image, and with a source of another."""
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        for name in ("source", "caption", "captioned", "file", "problem"):
+        for name in ("source", "caption", "file"):
+            ROWS[name](ledger)
+        for name in ("captioned", "problem"):
             CHANGES[name](ledger)
         ledger.record_sources([SourceRow("b", "b.png", STAT, "pixels", 24, 32)])
         yield ledger
@@ -65,6 +75,18 @@ def test_change_of_a_row_is_known_by_its_image(ledger, name, is_here):
     assert ledger.row_changes_after(seen) == {"a"}
     assert ledger.row_changes_after(ledger.last_row_change()) == set()
     assert ledger.row_changes_after(0) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_that_is_recorded_again_unchanged_is_no_change(ledger, name):
+    seen, pages = ledger.last_row_change(), ledger.path.with_name("ledger.sqlite-wal").stat().st_size
+
+    with ledger.transaction():
+        ROWS[name](ledger)
+
+    assert ledger.last_row_change() == seen
+    assert ledger.row_changes_after(seen) == set()
+    assert ledger.path.with_name("ledger.sqlite-wal").stat().st_size == pages
 
 
 def test_changes_that_a_merge_has_seen_are_deleted_and_then_not_known(ledger, tmp_path):

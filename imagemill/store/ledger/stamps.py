@@ -81,7 +81,7 @@ class Stamped(Database):
 
 
 class StampedInsert(NamedTuple):
-    """A statement that inserts a row of a stamped table, or replaces it.
+    """A statement that inserts a row of a stamped table, or replaces it if it differs: an equal row is no change.
 
     Attributes:
         statement: takes the row's values, then time and run.
@@ -106,8 +106,9 @@ def stamped(table: Table[R], key: str, same: str, *, added: bool = False) -> Sta
     replaced = [f"{name} = excluded.{name}" for name in names]
     kept = [f"{n} = CASE WHEN {same} THEN {table.name}.{n} ELSE excluded.{n} END" for n in ("changed_at", "run_id")]
     columns = [*table.names, "changed_at", "run_id", *(["added_at"] if added else [])]
+    differs = " OR ".join(f"{table.name}.{name} IS NOT excluded.{name}" for name in names)
     return StampedInsert(
         f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-        f" ON CONFLICT ({key}) DO UPDATE SET {', '.join((*replaced, *kept))}",
+        f" ON CONFLICT ({key}) DO UPDATE SET {', '.join((*replaced, *kept))} WHERE {differs}",
         added,
     )
