@@ -41,16 +41,19 @@ class _Task(NamedTuple, Generic[R]):
 def map_on(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield `work(item)` of each item, in order: `pool.map` for items that may take little time each.
 
-    The caller's thread does the work until other threads would be faster, as where a disk must be waited for.
+    The caller's thread does the work until other threads would be faster, as where a disk must be waited for: until two
+    successive parts took long, because one may have if the process was stopped or its core had other work.
     From then on, the pool does it, and all items are taken at once.
     """
-    remaining = iter(items)
+    remaining, took_long = iter(items), False
     for part in in_parts(remaining, _TRIED_AT_ONCE):
         began, cpu_began = time.perf_counter(), time.thread_time()
         made = [work(item) for item in part]
         seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu_began
         yield from made
-        if cpu >= LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part):
+        before = took_long
+        took_long = cpu >= LIGHT_CPU_SECONDS * len(part) or seconds - cpu >= _LIGHT_WAIT_SECONDS * len(part)
+        if before and took_long:
             break
     parts = in_parts(remaining, _ITEMS_PER_TASK)
     yield from chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))

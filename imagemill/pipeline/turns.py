@@ -26,6 +26,10 @@ _LIGHT_WAIT_SECONDS = 0.000_5
 # many times as much is not tried in a turn.
 _HEAVY = 4
 
+# Most of the wait of a turn that counts, in multiples of the wait of light work. A turn in which the process was stopped, or
+# its core had other work, then leaves light work light; work that really waits is heavy after three turns.
+_MOST_WAIT = 4
+
 # Other work is tried in a turn once in so many times.
 _TRIED_ONCE_IN = 16
 
@@ -80,5 +84,5 @@ class Turns:
         """Update the averages by the seconds per item of a turn. The first turn after others without one sets them."""
         share = _SHARE_OF_LAST if self._light else 1.0
         self._cpu += share * (cpu - self._cpu)
-        self._wait += share * (wait - self._wait)
+        self._wait += share * (min(wait, _MOST_WAIT * _LIGHT_WAIT_SECONDS) - self._wait)
         self._light = self._cpu < LIGHT_CPU_SECONDS and self._wait < _LIGHT_WAIT_SECONDS

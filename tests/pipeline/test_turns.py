@@ -51,8 +51,9 @@ def test_threads_take_turns_whatever_work_they_do(patient):
 @pytest.mark.parametrize("take_long", [time.sleep, compute], ids=["waits", "computes"])
 def test_work_that_takes_long_is_done_by_several_threads(take_long):
     work, together = Turns(), threading.Barrier(2, timeout=60)
-    with work.turn(1):
-        take_long(0.1)
+    for _ in range(3):
+        with work.turn(1):
+            take_long(0.1)
 
     def do():
         with work.turn(1):
@@ -76,10 +77,23 @@ def test_work_is_light_by_what_each_item_takes():
     assert is_taken(work)
 
 
+def test_one_long_wait_leaves_work_light():
+    """A process that was stopped, or a core that other programs used, says nothing about the work."""
+    work = Turns()
+    for seconds in (0.5, *[0.0] * 20, 0.5):
+        with work.turn(1):
+            time.sleep(seconds)
+
+        assert is_taken(work)
+
+
 def test_work_that_waited_is_tried_again(monkeypatch):
     work = Turns()
-    with work.turn(1):
-        time.sleep(0.1)
+    for _ in range(3):
+        with work.turn(1):
+            time.sleep(0.1)
+    assert not work._light
+    work._count = 1
     monkeypatch.setattr(turns, "_LIGHT_WAIT_SECONDS", 60)
     monkeypatch.setattr(turns, "LIGHT_CPU_SECONDS", 60)
 

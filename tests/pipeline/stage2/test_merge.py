@@ -545,7 +545,7 @@ def merge_by_another_release(root, ledger):
         lose_a_row_change,
         merge_by_another_release,
         lambda root, ledger: root.stage2_jsonl.unlink(),
-        lambda root, ledger: recorded_images(ledger, *"abcde"),
+        lambda root, ledger: ledger.record_captions([caption(image_id, "changed") for image_id in "abcde"]),
     ],
     ids=["edit", "interrupted writer", "stage 1", "unknown changes", "other parameters", "lost file", "most images"],
 )
