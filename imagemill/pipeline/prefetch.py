@@ -24,10 +24,10 @@ _NOTHING.set_result([])
 _ITEMS_PER_TASK = 32
 _BUDGET_PER_TASK = 1 / 64
 
-# Light work that waits less than this per item gains nothing from another thread: passing it to one takes 0.03 ms. It is decided
-# again after so many items.
+# Light work that waits less than this per item gains nothing from another thread: passing it to one takes 0.03 ms. Each part of
+# so many items decides: few, because the waits of the first parts add up.
 _LIGHT_WAIT_SECONDS = 0.000_1
-_TRIED_AT_ONCE = 64
+_TRIED_AT_ONCE = 16
 
 
 class _Task(NamedTuple, Generic[R]):
