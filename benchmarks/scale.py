@@ -6,28 +6,30 @@
 CPU seconds, user and system, children included, with encoders without cost on images of 64 x 64 pixels. The files
 are in memory if there is room, because the CPU time of a disk is noisy.
 
-The speed of a machine that is shared varies by a quarter within minutes. So small data roots are measured again and again while
-the first run of a large one is stopped, for half of the time. Those of 1,000 and 2,000 images run in turns. They show how fast
-the machine was meanwhile, and the costs of large ones are compared at the same speed. Memory is in use beforehand
-(benchmarks/common/memory.py).
+The speed of a machine that is shared varies by a quarter within minutes. So the first runs that are compared run in turns of
+half a second, while the others are stopped, and find it equally fast: the whole, two halves of it one after the other, four
+quarters, and data roots of 1,000 and 2,000 images again and again. Memory is in use beforehand (benchmarks/common/memory.py).
 
 The goals of `status`, `explain` and a sensor tick are those of 60,000 images, and of more in proportion; the other goals
 hold at any number.
 
 `--tiny`: three kinds of 16 bytes instead of the shipped ones (benchmarks/tiny_kinds), for a million images on one disk.
+`--alone`: without the runs of a half and a quarter of the images, for a million images in an hour.
 Without arguments, 2,000 images of the shipped kinds are measured, then 200,000 with `--tiny`.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,7 @@ from PIL import Image
 
 from benchmarks.common.inputs import noise_photos, scratch
 from benchmarks.common.memory import memory_in_use
-from benchmarks.common.processes import PROJECT, Cost, cost, costs_in_turns
+from benchmarks.common.processes import PROJECT, Cost, cost, turns_of
 from imagemill.domain.embedding_specs import embedding_specs
 from imagemill.domain.layout import DataRoot
 from imagemill.formats.jsonl import read_jsonl
@@ -53,8 +55,10 @@ BYTES_PER_IMAGE, BYTES_PER_TINY = (
 SHIPPED, MANY, FULL = 2_000, 200_000, 60_000
 STATUS_SECONDS, EXPLAIN_SECONDS, TICK_SECONDS = 1.5, 0.7, 1.0
 NOTHING_RATIO, NEW_RATIO, MARGINAL_MS, HISTORY_KB = 2.5, 3.0, 3.0, 10.0
-GROWTH_RATIO, PEAK_GB, SHARD_SIZE = 1.1, 1.5, 1000
+GROWTH_RATIO, PEAK_GB, CHECKS_SHARE, SHARD_SIZE = 1.1, 1.5, 0.15, 1000
 ROUNDS, PAIRS = 4, 6
+# The smaller the whole, the more turns small data roots have in each round: 40 or more pairs.
+IMAGES_PER_TURN = 240_000
 
 
 def main() -> int:
@@ -62,14 +66,15 @@ def main() -> int:
     parser.add_argument("--images", type=int)
     parser.add_argument("--new", type=int, default=100, help="images that are added")
     parser.add_argument("--tiny", action="store_true", help="three kinds of 16 bytes")
+    parser.add_argument("--alone", action="store_true", help="compare the first run with no other")
     arguments = parser.parse_args()
     given = [(arguments.images or SHIPPED, arguments.tiny)]
     numbers = given if arguments.images or arguments.tiny else [(SHIPPED, False), (MANY, True)]
     met = []
     for images, tiny in numbers:
-        size = 2 * images * (BYTES_PER_TINY if tiny else BYTES_PER_IMAGE)
+        size = (1 if arguments.alone else 2) * images * (BYTES_PER_TINY if tiny else BYTES_PER_IMAGE)
         with scratch(in_memory_bytes=size) as folder, memory_in_use(size):
-            met += _measured(folder, images, arguments.new, tiny=tiny)
+            met += _measured(folder, images, arguments.new, tiny=tiny, alone=arguments.alone)
     return 0 if all(met) else 1
 
 
@@ -80,19 +85,29 @@ class _FirstRuns:
         self.roots = {name: DataRoot(folder / name) for name in sizes}
         self.costs: dict[str, list[Cost]] = {name: [] for name in sizes}
         self._sizes, self._tiny = sizes, tiny
-        self._meanwhile: dict[str, list[float]] = {}
 
-    def measure(self, *names: str, meanwhile: Iterator[Sequence[str]] | None = None) -> None:
-        """Make and run data roots. meanwhile: names of those that are measured while these runs are stopped."""
+    def measure(self, *names: str) -> None:
+        """Make data roots and run over each."""
         for name in names:
-            before = len(self.costs["thousands"])
-            root = self._made(name)
-            self.costs[name].append(_run(root, meanwhile and (lambda: self._measure_in_turns(next(meanwhile)))))
-            self._meanwhile[name] = [sum(pair) for pair in self._pairs()[before:]]
+            self.costs[name].append(_run(self._made(name)))
 
-    def _measure_in_turns(self, names: Sequence[str]) -> None:
-        for name, found in zip(names, costs_in_turns(map(_run_of, map(self._made, names))), strict=True):
-            self.costs[name].append(found)
+    def measure_in_turns(self) -> None:
+        """Run over the whole in turns with two halves and four quarters, one after the other, and with small data roots."""
+        large = [self._series([(name,)] * times) for name, times in (("whole", 1), ("half", 2), ("quarter", 4))]
+        small = self._series(itertools.cycle([("one", "few")] + [("thousand", "thousands")] * PAIRS))
+        turns = max(1, math.ceil(IMAGES_PER_TURN / self._sizes["whole"]))
+        with contextlib.closing(small):
+            while large or not self.costs["thousands"]:
+                large = [series for series in large if next(series, _ENDED) is not _ENDED]
+                for _ in range(turns):
+                    next(small)
+
+    def _series(self, groups: Iterable[Sequence[str]]) -> Generator[None, None, None]:
+        """Make and run data roots, those of a group in turns. Yields after each turn."""
+        for names in groups:
+            found = yield from turns_of(map(_run_of, map(self._made, names)))
+            for name, each in zip(names, found, strict=True):
+                self.costs[name].append(each)
 
     def _made(self, name: str) -> DataRoot:
         """Return a data root of this name that nothing has run over."""
@@ -104,31 +119,26 @@ class _FirstRuns:
         return root
 
     def cpu_seconds(self, name: str) -> float:
-        return statistics.median(cost.cpu_seconds for cost in self.costs[name])
+        return statistics.mean(cost.cpu_seconds for cost in self.costs[name])
 
     def marginal_ms(self, few: str, many: str) -> float:
-        """Return the milliseconds of each additional image, at the mean speed of the machine."""
-        added = self._sizes[many] - self._sizes[few]
-        return 1000 * (self._at_mean_speed(many) - self._at_mean_speed(few)) / added
+        """Return the milliseconds of each additional image."""
+        return 1000 * (self.cpu_seconds(many) - self.cpu_seconds(few)) / (self._sizes[many] - self._sizes[few])
 
-    def marginal_ms_of_pairs(self) -> float:
-        """Return the milliseconds of each additional image, by the pairs of 1,000 and 2,000 images."""
-        return 1000 * statistics.mean(many - few for few, many in self._pairs()) / SHARD_SIZE
-
-    def _at_mean_speed(self, name: str) -> float:
-        """Return the CPU seconds of a run, had the machine been as fast then as it was for the mean pair."""
-        mean = statistics.mean(map(sum, self._pairs()))
-        return self.cpu_seconds(name) * mean / statistics.mean(self._meanwhile[name] or [mean])
-
-    def _pairs(self) -> list[tuple[float, float]]:
-        pairs = zip(self.costs["thousand"], self.costs["thousands"], strict=False)
-        return [(few.cpu_seconds, many.cpu_seconds) for few, many in pairs]
+    def error_of_pairs_ms(self) -> float:
+        """Return the standard error of `marginal_ms` of the pairs; NaN for fewer than two."""
+        pairs = zip(self.costs["thousand"], self.costs["thousands"], strict=True)
+        more = [1000 * (many.cpu_seconds - few.cpu_seconds) / SHARD_SIZE for few, many in pairs]
+        return statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.nan
 
 
-def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bool]:
+_ENDED = object()
+
+
+def _measured(folder: Path, images: int, new: int, *, tiny: bool, alone: bool) -> Iterator[bool]:
     """Print each figure with its goal; yield whether the goals that hold at this number of images are reached."""
     kinds = TINY_KINDS if tiny else [spec.folder for spec in embedding_specs()]
-    compared = images >= 4 * SHARD_SIZE
+    compared = images >= 4 * SHARD_SIZE and not alone
     small = {"one": 1, "few": new, "thousand": SHARD_SIZE, "thousands": 2 * SHARD_SIZE}
     large = {"quarter": images // 4, "half": images // 2, "whole": images}
     runs = _FirstRuns(folder, small | large, tiny=tiny)
@@ -136,11 +146,12 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     print(
         f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
     )
-    start = command("--help").cpu_seconds
-    runs.measure(*small)
-    meanwhile = itertools.cycle([("thousand", "thousands")] * PAIRS + [("one", "few")])
-    runs.measure(*large, meanwhile=meanwhile if compared else None)
-    for words in (("status",), ("explain", "photo000000")):  # Python compiles modules on their first import
+    _, start = (command("--help").cpu_seconds for _ in range(2))  # Python compiles modules on their first import
+    if compared:
+        runs.measure_in_turns()
+    else:
+        runs.measure(*(("one", "few", "whole") if alone else [*small, *large]))
+    for words in (("status",), ("explain", "photo000000")):  # as above
         command(*words, "--data-root", single.path)
     tick_seconds(single)
     history = _bytes_below(root.path / ".dagster") / images / 1000
@@ -148,12 +159,10 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
     line_of("limit", limit)
     line_of("start", start)
     line_of("first run", runs.cpu_seconds("whole"))
-    half, whole = runs.marginal_ms("quarter", "half"), runs.marginal_ms("half", "whole")
-    yield line_of("  marginal cost per image, ms", whole, MARGINAL_MS)
-    line_of("  the same, of half as many", half)
-    line_of(f"  the same, of 1,000, in {len(runs.costs['thousand'])} pairs", runs.marginal_ms_of_pairs())
-    yield line_of("  relative to half as many", whole / half, GROWTH_RATIO) or not compared
-    yield line_of("  relative to 1,000", whole / runs.marginal_ms_of_pairs(), GROWTH_RATIO) or not compared
+    if alone:
+        yield line_of("  per image, ms", 1000 * runs.cpu_seconds("whole") / images, MARGINAL_MS)
+    else:
+        yield from _growth(runs, judged=compared)
     yield line_of("  peak memory, GB", runs.costs["whole"][0].peak_bytes / 1e9, PEAK_GB)
     yield line_of("  history per image, kB", history, HISTORY_KB)
     rounds = ROUNDS if compared else 1
@@ -177,6 +186,19 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool) -> Iterator[bo
         yield line_of(name, seconds, nothing + NEW_RATIO * runs.cpu_seconds("few" if added else "one"))
         # One tar of the bucket, the new samples, and the two blocks that end each tar.
         yield line_of("  MB written to tars", written / 1e6, ((SHARD_SIZE + added) * of_sample + 4 * 10_240) / 1e6)
+    yield line_of("checks, share of writing all sets", _printed_by("benchmarks.common.repack", root), CHECKS_SHARE)
+
+
+def _growth(runs: _FirstRuns, *, judged: bool) -> Iterator[bool]:
+    """Print what an additional image costs at several sizes; yield whether it is equally much, where that is judged."""
+    thousand = runs.marginal_ms("thousand", "thousands")
+    half, whole = runs.marginal_ms("quarter", "half"), runs.marginal_ms("half", "whole")
+    yield line_of("  marginal cost per image, ms", whole, MARGINAL_MS)
+    line_of("  the same, of half as many", half)
+    line_of("  the same, of 1,000", thousand)
+    print(f"    mean of {len(runs.costs['thousands'])} pairs, with a standard error of {runs.error_of_pairs_ms():.2f}")
+    yield line_of("  relative to half as many", whole / half, GROWTH_RATIO) or not judged
+    yield line_of("  relative to 1,000", whole / thousand, GROWTH_RATIO) or not judged
 
 
 def use_tiny_kinds(root: DataRoot) -> None:
@@ -211,13 +233,13 @@ def _fill(root: DataRoot, begin: int, count: int) -> None:
         (root.approved / f"photo{number:06d}.txt").write_text(f"noise, number {number}")
 
 
-def _run(root: DataRoot, meanwhile: Callable[[], object] | None = None) -> Cost:
+def _run(root: DataRoot) -> Cost:
     arguments, environment = _run_of(root)
-    return cost(arguments, meanwhile=meanwhile, **environment)
+    return cost(arguments, **environment)
 
 
 def _run_of(root: DataRoot) -> tuple[Sequence[object], Mapping[str, str]]:
-    """Return arguments and environment of a run, as `costs_in_turns` takes them."""
+    """Return arguments and environment of a run, as `turns_of` takes them."""
     environment = {"PYTHONPATH": TINY_PATH, "DAGSTER_HOME": str(root.path / ".dagster")}
     return (*OURS, "run", "--data-root", root.path), environment
 
@@ -256,7 +278,12 @@ def look_up_all(folder: Path) -> None:
 
 
 def tick_seconds(root: DataRoot, *options: str) -> float:
-    words = [sys.executable, "-m", "benchmarks.common.tick", str(root.path), *options]
+    return _printed_by("benchmarks.common.tick", root, *options)
+
+
+def _printed_by(module: str, root: DataRoot, *options: str) -> float:
+    """Return the number that a module prints at its end."""
+    words = [sys.executable, "-m", module, str(root.path), *options]
     paths = {**os.environ, "PYTHONPATH": TINY_PATH}
     done = subprocess.run(words, cwd=PROJECT, env=paths, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])

@@ -6,14 +6,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
 PROJECT = Path(__file__).parents[2]
-SECONDS_BETWEEN_STOPS = 2.0  # at least
-SECONDS_OF_TURN = 1.0  # with shorter ones, filling the caches of the processor again and again may count
+SECONDS_OF_TURN = 0.5  # with much shorter ones, filling the caches of the processor again and again may count
 
 
 class Cost(NamedTuple):
@@ -24,33 +23,29 @@ class Cost(NamedTuple):
     peak_bytes: int
 
 
-def cost(arguments: Sequence[object], *, meanwhile: Callable[[], object] | None = None, **environment: str) -> Cost:
+def cost(arguments: Sequence[object], **environment: str) -> Cost:
     """Run `python ARGUMENTS…` to its end. Raises with its output if it fails.
-
-    meanwhile: called again and again while the command is stopped, for half of the time that passes
-    (which does not count), so that it finds the machine as fast as the command does.
 
     Python may write bytecode: without it, each command compiles its modules, which takes longer than most commands.
     """
     with _Command(arguments, environment) as command:
-        stopped = 0.0
-        while meanwhile and command.runs_for(max(SECONDS_BETWEEN_STOPS, stopped - command.seconds)):
-            at = time.perf_counter()
-            meanwhile()
-            stopped += time.perf_counter() - at
         return command.end()
 
 
-def costs_in_turns(commands: Iterable[tuple[Sequence[object], Mapping[str, str]]]) -> list[Cost]:
+def turns_of(commands: Iterable[tuple[Sequence[object], Mapping[str, str]]]) -> Generator[None, None, list[Cost]]:
     """Run several commands, arguments and environment variables each, to their ends. Raises as `cost`.
 
-    One runs at a time, for a second, while the others are stopped, so that they find the machine equally fast.
+    One runs at a time, for half a second, while the others are stopped, so that they find the machine equally fast. After
+    each turn the generator yields, with all of them stopped. It returns their costs.
     """
     with ExitStack() as opened:
         all_of_them = [opened.enter_context(_Command(*command)) for command in commands]
         running = all_of_them
         while running:
-            running = [command for command in running if command.runs_for(SECONDS_OF_TURN)]
+            for command in list(running):
+                if not command.runs_for(SECONDS_OF_TURN):
+                    running = [each for each in running if each is not command]
+                yield
         return [command.end() for command in all_of_them]
 
 
