@@ -1,6 +1,6 @@
-"""Share of the CPU time of `imagemill shards --overwrite` that its checks of the sets take.
+"""`python -m benchmarks.common.repack DATA_ROOT` writes all sets of a data root again by `imagemill shards --overwrite`.
 
-python -m benchmarks.common.repack DATA_ROOT
+It prints the share of its CPU time that the checks of the sets take.
 """
 
 import sys
