@@ -94,7 +94,7 @@ class _FirstRuns:
     def measure_in_turns(self) -> None:
         """Run over the whole in turns with two halves and four quarters, one after the other, and with small data roots."""
         large = [self._series([(name,)] * times) for name, times in (("whole", 1), ("half", 2), ("quarter", 4))]
-        small = self._series(itertools.cycle([("one", "few")] + [("thousand", "thousands")] * PAIRS))
+        small = self._series(itertools.cycle([("thousand", "thousands")] * PAIRS + [("one", "few")]))
         turns = max(1, math.ceil(IMAGES_PER_TURN / self._sizes["whole"]))
         with contextlib.closing(small):
             while large or not self.costs["thousands"]:
@@ -152,10 +152,11 @@ def _measured(folder: Path, images: int, new: int, *, tiny: bool, alone: bool) -
         f"{images:,} images of {SIDE} x {SIDE} pixels, {len(kinds)} kinds, in {folder.parent}; CPU seconds", flush=True
     )
     _, start = (command("--help").cpu_seconds for _ in range(2))  # Python compiles modules on their first import
+    runs.measure("one", "few")  # as above
     if compared:
         runs.measure_in_turns()
     else:
-        runs.measure(*(("one", "few", "whole") if alone else [*small, *large]))
+        runs.measure(*(["whole"] if alone else ["thousand", "thousands", *large]))
     for words in (("status",), ("explain", "photo000000")):  # as above
         command(*words, "--data-root", single.path)
     tick_seconds(single)
