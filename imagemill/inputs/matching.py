@@ -6,10 +6,10 @@ Spec: docs/spec/stage2.md#caption-sources
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
-from imagemill.domain.ids import stem_of
+from imagemill.domain.ids import split_suffix, stem_of
 from imagemill.domain.inputs import Sidecars, composed, folded
 
 
@@ -34,63 +34,77 @@ def caption_extension(suffix: str, sidecars: Sidecars) -> CaptionExtension | Non
     return CaptionExtension(sidecars.extensions.index(extension), written == extension)
 
 
-class CaptionFile(NamedTuple):
-    """A caption file. `base`: its name without the extension."""
-
-    name: str
-    base: str
-    extension: CaptionExtension
-
-
 class Matched(NamedTuple):
     """Caption files by the image that they belong to.
 
     Attributes:
-        by_image: names by image id, in order of preference: `{image_id}.{extension}` by the order of the extensions, then
-            `{file name}.{extension}`.
+        only: image id → name, of images with one file, which is named after the id: nearly all.
+        several: names by image id, of all others with captions, in order of preference: `{image_id}.{extension}` by the order of
+            the extensions, then `{file name}.{extension}`.
         orphans: names of those that belong to no image.
         shared: name → ids of the images that it could belong to.
         doubles: name → the name that is read in its place.
         ties: name → a name that belongs to the image just as well, so that neither is read.
     """
 
-    by_image: dict[str, tuple[str, ...]]
+    only: dict[str, str]
+    several: dict[str, tuple[str, ...]]
     orphans: list[str]
     shared: dict[str, list[str]]
     doubles: dict[str, str]
     ties: dict[str, str]
 
+    def captions_of(self, image_id: str) -> tuple[str, ...]:
+        """Return the names of the caption files of an image, the preferred one first."""
+        name = self.only.get(image_id)
+        return self.several.get(image_id, ()) if name is None else (name,)
 
-def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *, exact: bool = False) -> Matched:
+    @property
+    def images(self) -> Iterator[str]:
+        """The ids of the images with captions."""
+        return chain(self.only, self.several)
+
+
+def match_texts(
+    names: Iterable[str],
+    extension_of: Callable[[str], CaptionExtension],
+    images: Mapping[str, list[str]],
+    *,
+    exact: bool = False,
+) -> Matched:
     """Assign caption files to images.
 
     A name is compared with the images' file names, then with their ids, first letter by letter, then as Unicode composes it
     (NFC), then regardless of case; only where exactly one image matches.
 
     Args:
-        texts: caption files, in name order.
+        names: those of the caption files, in order.
+        extension_of: returns the extension of a caption file whose name ends in a suffix, which begins with a dot.
         images: file names, which have extensions, by image id; of all images, also of refused ones.
         exact: compare with ids, letter by letter, only.
     """
     found: dict[str, list[_Found]] = {}
-    # Nearly every image has one caption, which is named after it.
-    single: dict[str, CaptionFile] = {}
-    result = Matched({}, [], {}, {}, {})
-    index = _Index(images)
+    result = Matched({}, {}, [], {}, {}, {})
+    only, index = result.only, _Index(images)
+
+    def named_after(image_id: str, name: str) -> _Found:
+        rank, plain = extension_of(name[len(image_id) :])
+        return _Found(False, rank, not plain, name)
 
     def add(image_id: str, text: _Found) -> None:
-        first = single.pop(image_id, None)
-        found.setdefault(image_id, [_named_after(first)] if first else []).append(text)
+        first = only.pop(image_id, None)
+        found.setdefault(image_id, [named_after(image_id, first)] if first else []).append(text)
 
-    for text in texts:
-        name, base, (rank, plain) = text
+    for name in names:
+        base, suffix = split_suffix(name)
         # An image file's name contains a dot.
         if base in images and (exact or "." not in base or base not in index.file_names):
-            if base in single or base in found:
-                add(base, _named_after(text))
+            if base in only or base in found:
+                add(base, named_after(base, name))
             else:
-                single[base] = text
+                only[base] = name
             continue
+        rank, plain = extension_of(suffix)
         match = _Match([]) if exact else index.find(base)
         if not match.ids:
             result.orphans.append(name)
@@ -98,10 +112,9 @@ def match_texts(texts: Iterable[CaptionFile], images: Mapping[str, list[str]], *
             result.shared[name] = match.ids
         else:
             add(match.ids[0], _Found(match.of_file, rank, 2 * match.level + (not plain), name))
-    result.by_image.update((image_id, (text.name,)) for image_id, text in single.items())
-    for image_id, texts_of_one in found.items():
-        if names := tuple(_chosen(texts_of_one, result)):
-            result.by_image[image_id] = names
+    for image_id, texts in found.items():
+        if chosen := tuple(_chosen(texts, result)):
+            result.several[image_id] = chosen
     return result
 
 
@@ -112,11 +125,6 @@ class _Found(NamedTuple):
     rank: int
     distance: int
     name: str
-
-
-def _named_after(text: CaptionFile) -> _Found:
-    """Return a caption file whose name without extension is the id of its image."""
-    return _Found(False, text.extension.rank, not text.extension.plain, text.name)
 
 
 def _chosen(texts: Iterable[_Found], result: Matched) -> Iterator[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,7 +59,7 @@ from imagemill.inputs.listing import (
     iterate_entries,
     list_entries,
 )
-from imagemill.inputs.matching import CaptionExtension, CaptionFile, Matched, caption_extension, match_texts
+from imagemill.inputs.matching import CaptionExtension, Matched, caption_extension, match_texts
 from imagemill.inputs.metadata.rows import file_names
 from imagemill.inputs.sources import SourceFile, SourceTable
 from imagemill.parts import in_parts
@@ -179,7 +179,8 @@ def scan_approved(
     inputs = _with_metadata_below(inputs, folder)
     if only is None:
         entries = list_entries(folder, inputs, own)
-        scan = replace(classify(entries, inputs), names=fingerprint_names(entry.path for entry in entries))
+        names = fingerprint_names(entry.path for entry in entries)
+        scan = replace(classify(_taken_from(entries), inputs), names=names)
     else:
         scan = classify(list_entries(folder, inputs, own, wanted=concerns(only)), inputs).of(only)
     named = _named_metadata(folder, inputs.metadata)
@@ -213,8 +214,8 @@ class ListedFolder:
         """The classified entries."""
         if self._scan is None:
             metadata = {"metadata": (self._named,)} if self._named else {}
-            self._scan = replace(classify(self._entries, self._inputs), names=self.names, **metadata)
-            self._entries = []
+            names, entries, self._entries = self.names, self._entries, []
+            self._scan = replace(classify(_taken_from(entries), self._inputs), names=names, **metadata)
         return self._scan
 
 
@@ -388,6 +389,13 @@ def _named_metadata(folder: Folder, path: str) -> MetadataFile | None:
     return MetadataFile(path, *state, first=True)
 
 
+def _taken_from(entries: list[Entry]) -> Iterator[Entry]:
+    """Yield entries, and remove them from their list, so that each is in memory only until it is classified."""
+    entries.reverse()
+    while entries:
+        yield entries.pop()
+
+
 def classify(entries: Iterable[Entry], inputs: InputSettings = NEW_INPUTS) -> Scan:
     """Return what each entry is. Entries are in order of their paths."""
     folders: dict[str, _Folder] = {}
@@ -486,19 +494,26 @@ class _FileNames(Mapping[str, list[str]]):
     """File names of the images of a folder by stem, of refused ones last; a dict of them would take much memory.
 
     Args:
-        images: images by stem.
+        images: the first image of each stem.
+        further: the other images of stems that several have.
         refused: names of refused images by stem.
         start: length of the folder's path.
     """
 
-    def __init__(self, images: Mapping[str, list[Entry]], refused: Mapping[str, list[str]], start: int) -> None:
-        self._images, self._refused, self._start = images, refused, start
+    def __init__(
+        self,
+        images: Mapping[str, Entry],
+        further: Mapping[str, list[Entry]],
+        refused: Mapping[str, list[str]],
+        start: int,
+    ) -> None:
+        self._images, self._further, self._refused, self._start = images, further, refused, start
 
     def __getitem__(self, stem: str) -> list[str]:
         if stem not in self:
             raise KeyError(stem)
-        names = [file.path[self._start :] for file in self._images.get(stem, ())]
-        return names + self._refused.get(stem, [])
+        files = [self._images[stem], *self._further.get(stem, ())] if stem in self._images else []
+        return [file.path[self._start :] for file in files] + self._refused.get(stem, [])
 
     def __contains__(self, stem: object) -> bool:
         return stem in self._images or stem in self._refused
@@ -524,15 +539,17 @@ class _Folder:
         self._problem = folder_problem(prefix[:-1])
         self._inputs = inputs
         self._ignored: list[str] = []
-        self._images: dict[str, list[Entry]] = defaultdict(list)
+        # By stem, the first image and the others, of which there are few.
+        self._images: dict[str, Entry] = {}
+        self._further: dict[str, list[Entry]] = defaultdict(list)
         # Images by stem that are refused by their names, or have formats that are not read.
         self._refused: dict[str, list[str]] = defaultdict(list)
-        self._texts: dict[str, tuple[CaptionFile, Entry]] = {}
+        self._texts: dict[str, Entry] = {}
         self._tables: list[str] = []
         self._metadata: list[Entry] = []
         self._other_case: list[str] = []
         self._problems: list[Problem] = []
-        self._names = _FileNames(self._images, self._refused, self._start)
+        self._names = _FileNames(self._images, self._further, self._refused, self._start)
         self._uses: dict[str, _Use] = {}  # by suffix, of which there are few
 
     def add(self, entry: Entry) -> None:
@@ -552,7 +569,7 @@ class _Folder:
             if problem := self._bad_stem(stem):
                 self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
             else:
-                self._texts[name] = CaptionFile(name, stem, use.caption), entry
+                self._texts[name] = entry
         elif entry.kind == FOLDER:
             self._refuse(name, "sub_folder", *_contents(entry))
         elif use.extension in FORMATS and not use.other_case:
@@ -584,7 +601,9 @@ class _Folder:
             self._refused[stem].append(name)
             self._refuse(name, "bad_id", f"the id {problem}", "rename the file")
         else:
-            self._images[stem].append(entry)
+            first = self._images.setdefault(stem, entry)
+            if first is not entry:
+                self._further[stem].append(entry)
 
     @property
     def ids(self) -> dict[str, str]:
@@ -592,7 +611,7 @@ class _Folder:
         return {self._id_of(stem): stem for stem in self._images}
 
     def _id_of(self, stem: str) -> str:
-        return image_id_of(self._images[stem][0].path) if self.prefix else stem
+        return image_id_of(self._images[stem].path) if self.prefix else stem
 
     def stems_like_nested_ids(self) -> set[str]:
         """Return the stems of images that look like ids of files in sub-folders."""
@@ -600,10 +619,10 @@ class _Folder:
 
     def paths(self, stem: str) -> list[str]:
         """Return the paths of the images with a stem."""
-        return [file.path for file in self._images[stem]]
+        return [file.path for file in (self._images[stem], *self._further.get(stem, ()))]
 
     def scan(self, shared: Mapping[str, list[str]]) -> Scan:
-        """Return what the entries are, once all have been added.
+        """Return what the entries are, once all have been added. Call it once: the entries are let go.
 
         Args:
             shared: paths of images by id, of ids that images in several folders have.
@@ -614,26 +633,38 @@ class _Folder:
                 self._ignored.append(self.prefix + name)
             else:
                 self._refuse(name, *_unused(self.prefix + name, "json", self._inputs))
-        texts = (text for text, _ in self._texts.values())
-        matched = match_texts(texts, self._names, exact=self._inputs.sidecars.exact)
-        sources = SourceTable(self._sources(matched, shared))
+        matched = match_texts(self._texts, self._extension_of, self._names, exact=self._inputs.sidecars.exact)
+        colliding = self._refuse_collisions(shared)
         self._refuse_texts(matched)
         metadata, used = self._metadata_in_use()
-        unused = [stem for stem in matched.by_image if stem not in self._images or self._id_of(stem) not in sources]
-        captions = (*(self.prefix + name for stem in unused for name in matched.by_image[stem]), *used)
+        unused = [stem for stem in matched.images if stem not in self._images or stem in colliding]
+        captions = (*(self.prefix + name for stem in unused for name in matched.captions_of(stem)), *used)
+        sources = SourceTable(self._sources(matched, colliding))
         return Scan(sources, self._problems, "", captions, companions, tuple(self._ignored), metadata)
 
-    def _sources(self, matched: Matched, shared: Mapping[str, list[str]]) -> Iterator[SourceFile]:
-        """Yield the images that may be processed; those of one id are problems."""
-        for stem, files in self._images.items():
+    def _extension_of(self, suffix: str) -> CaptionExtension:
+        extension = self._uses[suffix].caption
+        assert extension
+        return extension
+
+    def _refuse_collisions(self, shared: Mapping[str, list[str]]) -> set[str]:
+        """Add a problem for each image whose id another one has as well; return their stems."""
+        colliding = set(self._further)
+        if shared:
+            colliding.update(stem for stem in self._images if len(shared.get(self._id_of(stem), ())) > 1)
+        for stem in (stem for stem in self._images if stem in colliding) if colliding else ():
+            paths = shared.get(self._id_of(stem)) or self.paths(stem)
+            for path in self.paths(stem):
+                self._problems.append(_collision(path, [other for other in paths if other != path]))
+        return colliding
+
+    def _sources(self, matched: Matched, colliding: Set[str]) -> Iterator[SourceFile]:
+        """Yield the images that may be processed, and let go of their entries, in whose memory the next ones are packed."""
+        for stem in list(self._images):
             image_id = self._id_of(stem)
-            paths = shared.get(image_id) or (self.paths(stem) if len(files) > 1 else ())
-            if len(paths) > 1:
-                for file in files:
-                    self._problems.append(_collision(file.path, [other for other in paths if other != file.path]))
-            else:
-                captions = [self._texts[name][1] for name in matched.by_image.get(stem, ())]
-                yield _source(image_id, files[0], captions)
+            image = self._images.pop(stem)
+            if stem not in colliding:
+                yield _source(image_id, image, [self._texts.pop(name) for name in matched.captions_of(stem)])
 
     def _metadata_in_use(self) -> tuple[tuple[MetadataFile, ...], tuple[str, ...]]:
         """Return the metadata files of the folder by `captions.metadata: auto`, and the paths of those that are used."""
@@ -664,7 +695,11 @@ class _Folder:
     def _take_companions(self) -> tuple[str, ...]:
         # All are found before any is taken out.
         found = [stem for stem in self._images if is_companion(stem, self._names)]
-        return tuple(sorted(file.path for stem in found for file in self._images.pop(stem)))
+        paths = tuple(sorted(path for stem in found for path in self.paths(stem)))
+        for stem in found:
+            del self._images[stem]
+            self._further.pop(stem, None)
+        return paths
 
     def _refuse_texts(self, matched: Matched) -> None:
         for name in self._other_case:
@@ -675,7 +710,7 @@ class _Folder:
                 name, "caption_extension", f"captions are read from files that end in .{extension}, in lower case", do
             )
         for name in matched.orphans:
-            _, entry = self._texts[name]
+            entry = self._texts[name]
             if entry.kind == FOLDER:
                 self._refuse(name, "sub_folder", *_contents(entry))
             else:

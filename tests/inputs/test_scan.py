@@ -5,6 +5,7 @@ Spec: docs/spec/stage2.md#inputs, docs/spec/stage2.md#image-id, docs/spec/stage2
 
 import errno
 import os
+import sys
 import tracemalloc
 
 import msgspec
@@ -13,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagemill.domain.embedding_specs import T5
+from imagemill.domain.ids import image_id_of
 from imagemill.domain.inputs import NEW_INPUTS, OLD_INPUTS, InputSettings, normalise_caption
 from imagemill.errors import MissingInput
+from imagemill.fs.fingerprints import FileSignature
 from imagemill.inputs import listing, sidecars
-from imagemill.inputs.scan import ListingAhead, classify, list_approved, scan_approved
+from imagemill.inputs.listing import FILE, Entry
+from imagemill.inputs.scan import ListedFolder, ListingAhead, classify, list_approved, scan_approved
 from imagemill.inputs.sidecars import MAX_CAPTION_BYTES
 from imagemill.inputs.survey import survey
 from imagemill.parts import IMAGES_TOGETHER
@@ -468,3 +472,27 @@ def test_list_of_a_folder_needs_little_more_memory_than_its_entries(tmp_path):
 
     assert len(entries) == 1000
     assert most < 1.5 * kept
+
+
+@pytest.mark.parametrize("folder", ["", "sub/"])
+def test_entries_need_little_more_memory_while_they_are_classified(folder):
+    """Each is let go as soon as its image is packed: docs/decisions/0168-memory-of-a-run.md."""
+    stems = [f"photo{number:06d}" for number in range(10_000)]
+    ids = [sys.intern(image_id_of(f"{folder}{stem}.jpg")) for stem in stems]  # Python's table of such texts grows now
+    tracemalloc.start()
+    try:
+        names = (f"{folder}{stem}.{suffix}" for stem in stems for suffix in ("jpg", "txt"))
+        entries = [
+            Entry(name, FILE, FileSignature(f"posix:{1000 + n}:{10**18 + n}:{10**6 + n}"), 10**18 + n)
+            for n, name in enumerate(names)
+        ]
+        listed = tracemalloc.get_traced_memory()[0]
+        folder_of_entries = ListedFolder(entries, NEW_INPUTS)
+        del entries
+        scan = folder_of_entries.scan
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert list(scan.sources) == ids
+    assert peak <= 1.8 * listed

@@ -256,11 +256,9 @@ def _recorded_caption(image_id: str, span: Span, origin: str, known: CaptionKey 
 
 def complete_masks(ledger: Ledger, masks: Callable[[], Masks], tokens: int = T5_TOKENS) -> None:
     """Tokenise captions without a mask of this length. `masks` loads the tokenizer: it is called only if there are any."""
-    todo = ledger.unmasked(tokens)
-    if not todo:
-        return
-    tokenise = masks()
-    for chunk in in_parts(todo, _CHUNK):
+    tokenise = None
+    for chunk in ledger.unmasked(tokens, _CHUNK):
+        tokenise = tokenise or masks()
         made = tokenise([row.text for row in chunk])
         ledger.record_masks((row.image_id, row.fingerprint, *mask) for row, mask in zip(chunk, made, strict=True))
 

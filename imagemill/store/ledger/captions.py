@@ -248,10 +248,16 @@ class Captions(Stamped):
             (FROM_SIDECAR,),
         )  # type: ignore[return-value]
 
-    def unmasked(self, tokens: int) -> list[CaptionRow]:
-        """Return the captions without a mask of this length, except outdated ones."""
-        where = f"(mask IS NULL OR length(mask) != ?) AND NOT ({_OUTDATED})"
-        return list(self._select(CAPTIONS, where=where, given=(tokens,)))
+    def unmasked(self, tokens: int, most: int) -> Iterator[list[CaptionRow]]:
+        """Yield the captions without a mask of this length, except outdated ones, in order of id, at most so many at once.
+
+        Their masks may be recorded meanwhile.
+        """
+        where, after = f"image_id > ? AND (mask IS NULL OR length(mask) != ?) AND NOT ({_OUTDATED})", ""
+        query = f"SELECT {CAPTIONS.columns} FROM captions WHERE {where} ORDER BY image_id LIMIT ?"
+        while rows := list(CAPTIONS.rows(self._rows(query, (after, tokens, most)))):
+            yield rows
+            after = rows[-1].image_id
 
     def captioned(self) -> dict[str, Captioned]:
         """Return every image that a model has captioned, even if its present caption comes from another source."""

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from imagemill import parts
-from imagemill.domain.embedding_specs import DINOV3, T5
+from imagemill.domain.embedding_specs import DINOV3, T5, T5_TOKENS
 from imagemill.errors import Refused
 from imagemill.fs.fingerprints import fingerprint
 from imagemill.inputs.scan import scan_approved
@@ -26,7 +26,7 @@ from imagemill.pipeline.stage2.image_metadata import (
 )
 from imagemill.pipeline.stage2.inventory import Inventory
 from imagemill.pipeline.stage2.record_index import read_recorded
-from imagemill.store.ledger import FROM_CAPTIONER, Ledger
+from imagemill.store.ledger import FROM_CAPTIONER, FROM_RECORD, Ledger
 from tests.helpers.stage2 import embed, photos, picture, record_of, write_text
 from tests.helpers.stubs import StubTokenizer
 
@@ -373,6 +373,22 @@ def test_tokenizer_is_loaded_only_for_captions_without_a_mask(data_root, ledger)
     complete_masks(ledger, masks)
     assert asked == [["noise called b"]]
     assert ledger.captions()["b"].mask == ledger.captions()["a"].mask == "1" * 4 + "0" * 73
+
+
+def test_captions_without_a_mask_are_read_in_parts(ledger):
+    """Each of them once, although their masks are recorded meanwhile."""
+    ids = [f"{number:05d}" for number in range(1300)]
+    ledger.record_captions([caption_row(image_id, (f"photo {image_id}",), FROM_RECORD) for image_id in ids])
+    parts = []
+
+    def tokenise(captions):
+        parts.append(len(captions))
+        return StubTokenizer().masks(captions)
+
+    complete_masks(ledger, lambda: tokenise)
+
+    assert (sum(parts), max(parts)) == (1300, 512)
+    assert list(ledger.unmasked(T5_TOKENS, 512)) == []
 
 
 def test_order_of_passes_does_not_change_the_ledger(data_root, ledger, tmp_path):
