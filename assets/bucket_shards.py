@@ -11,6 +11,7 @@ from assets.stage2_jsonl import stage2_jsonl
 from imagemill.fs.atomic import sweep_temporaries
 from imagemill.options import ShardOptions
 from imagemill.pipeline.leases import Leased
+from imagemill.pipeline.malloc_tuning import return_freed_memory
 from imagemill.pipeline.shards.conflicts import refuse_conflicts
 from imagemill.pipeline.shards.packing import dry_run, plan_packing, scanned
 from imagemill.pipeline.shards.readiness import ASSET, Readiness
@@ -61,6 +62,7 @@ def _packing(context: dg.AssetExecutionContext, config: ShardConfig, data_root: 
     session, run_id = data_root.session, context.run.run_id
 
     def plan() -> PackPlan:
+        return_freed_memory()  # of embeddings and records
         found, shard_set = plan_packing(session.overview(), session.config, session.ledger, packing)
         _record(session.ledger, run_id, found, adopting=packing.existing != "withdraw")
         shard_set.empty_captions = session.root.empty_captions

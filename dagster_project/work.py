@@ -33,6 +33,7 @@ from imagemill.options import RollbackOptions
 from imagemill.pipeline.accounting import embedded_images
 from imagemill.pipeline.forecast import Forecast, check_space, measure_sizes
 from imagemill.pipeline.leases import holder_without_run
+from imagemill.pipeline.malloc_tuning import return_freed_memory
 from imagemill.pipeline.session import Session
 from imagemill.pipeline.stage2.caption import forget_problems
 from imagemill.pipeline.stage2.current_plans import jobs_in_parts
@@ -220,6 +221,7 @@ class CommandSession:
         register(self.instance, images, sorted({*scan.sources, *ids}))
         with keeping_partitions(self.instance):  # counting all keys for each range takes longer the more there are
             self._embed_in_ranges(passes, ids, recaption, _resources(accept_node=accept_node))
+        return_freed_memory()
         self.embedded = embedded_images(ledger.changes())
 
     def _jobs(

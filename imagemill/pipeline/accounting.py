@@ -132,7 +132,7 @@ class Standing:
             ({p.item for plan in refusing for p in plan.refused}, "refused"),
         ]
         for ids, outcome in steps:  # the worst last
-            found.update((image_id, outcome) for image_id in found.keys() & ids)
+            found.update((image_id, outcome) for image_id in ids if image_id in found)
         return found
 
     def counts(self, outcomes: Mapping[str, Outcome]) -> ImageCounts:
@@ -173,10 +173,11 @@ def _planned(plans: Iterable[EmbeddingPlan]) -> Iterator[str]:
 
 
 def _still_hold(
-    problems: Iterable[Problem], plans: Mapping[EmbeddingSpec, EmbeddingPlan], awaited: Set[str]
+    problems: Collection[Problem], plans: Mapping[EmbeddingSpec, EmbeddingPlan], awaited: Set[str]
 ) -> list[Problem]:
     """Drop the problems of kinds that have a valid, current file, and missing captions that the captioner will write."""
-    done = {spec.kind: set(plan.done) for spec, plan in plans.items()}
+    items = {p.item for p in problems}
+    done = {spec.kind: items.intersection(plan.done) for spec, plan in plans.items()} if items else {}
     rest = (p for p in problems if p.item not in done.get(p.asset, ()))
     return [p for p in rest if p.reason != "missing_caption" or p.item not in awaited]
 
@@ -226,6 +227,8 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     """
     changes = ledger.changes()
     standing = Standing.read(merge.inventory, ledger, problems, captioned=merge.captioned, records_only=True)
+    kinds = [spec.kind for spec in standing.plans]
+    images = standing.counts(standing.outcomes(kinds, embedded_images(changes), migrate=True))
     # A Stage 1 record without a caption counts as failed.
     failed = {p.item for p in problems if p.reason == "missing_caption" and p.item in standing.left and merge.migrate}
     outcomes = standing.outcomes(merge.kinds, migrate=merge.migrate)
@@ -235,8 +238,6 @@ def count_merge(merge: Merge, ledger: Ledger, problems: Sequence[Problem]) -> di
     complete = {image_id for image_id, made in changes.items() if made & _NEW}.intersection(*done)
     counts = Counter(_counter(outcomes[i], changes.get(i, frozenset()), i in complete) for i in outcomes)
     counts["refused"] += len(standing.scan.refused_images)
-    kinds = [spec.kind for spec in standing.plans]
-    images = standing.counts(standing.outcomes(kinds, embedded_images(changes), migrate=True))
     return {
         **{name: counts[name] for name in COUNTERS},
         "total": counts.total(),

@@ -4,7 +4,7 @@ By default glibc returns every freed array to the system, which then clears each
 takes to open a photo of one megapixel. Keeping freed blocks needs no more memory than was in use a moment before.
 
 The gain is measured in benchmarks/system_calls.py.
-Reference: mallopt(3).
+Reference: mallopt(3), malloc_trim(3).
 """
 
 import ctypes
@@ -21,9 +21,18 @@ KEPT_BYTES = 64 * 1024 * 1024
 @functools.cache
 def reuse_freed_memory() -> None:
     """Keep freed blocks for later arrays, in the whole process from now on. Does nothing without glibc."""
+    _call("mallopt", _M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
+    _call("mallopt", _M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Return freed blocks of all threads to the system, once no more arrays are made. Does nothing without glibc."""
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        function = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # another C library, or another system
         return
-    mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    function(*arguments)

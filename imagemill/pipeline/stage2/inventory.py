@@ -182,7 +182,7 @@ class Inventory:
             (specs, results), self.ahead = self.ahead, None
             self.listed.update(zip(specs, results(), strict=True))
         if spec not in self.listed:
-            self.listed[spec] = self.store(spec).listing(like=next(iter(self.listed.values()), None))
+            self.listed[spec] = self.store(spec).listing(like=next(reversed(self.listed.values()), None))
         return self.listed[spec]
 
     def current_files(self, spec: EmbeddingSpec) -> FileListing:

@@ -158,7 +158,8 @@ def write_records(merge: Merge, ledger: Ledger) -> Merged:
     merged.counts["rewritten"] = int(rewritten)
     with ledger.transaction():
         now = read_recorded(jsonl)
-        ledger.record_recorded_captions(now.texts if changed is None else now.texts_of(changed), changed)
+        ids = now.captions if changed is None else changed
+        ledger.record_recorded_captions(ids, now.texts_of, are_all=changed is None)
         if state:
             ledger.record_merged(jsonl, state, _parameters(merge), seen, compared_all=changed is None)
     if stage1_backup(jsonl).is_file() and ledger.setting(STAGE1) is None:  # migrated by a release without this setting

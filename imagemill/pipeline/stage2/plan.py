@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 
@@ -32,6 +33,8 @@ from imagemill.pipeline.stage2.record_index import Recorded
 from imagemill.store.inputs import PixelRule
 from imagemill.store.ledger import SUPERSEDED, CaptionRow, FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import model_key_of_adopted
+
+T = TypeVar("T")
 
 NOTHING_RECORDED = Recorded()
 
@@ -92,9 +95,12 @@ class EmbeddingPlan:
     absent: list[str] = field(default_factory=list)
 
     def __add__(self, other: "EmbeddingPlan") -> "EmbeddingPlan":
-        """Return the plan of the images of both."""
+        """Return the plan of the images of both. It shares the lists that the other one adds nothing to."""
         return EmbeddingPlan(
-            self.jobs + other.jobs, self.done + other.done, self.refused + other.refused, self.absent + other.absent
+            _together(self.jobs, other.jobs),
+            _together(self.done, other.done),
+            _together(self.refused, other.refused),
+            _together(self.absent, other.absent),
         )
 
     def without(self, ids: Set[str]) -> "EmbeddingPlan":
@@ -105,6 +111,10 @@ class EmbeddingPlan:
             [problem for problem in self.refused if problem.item not in ids],
             [image_id for image_id in self.absent if image_id not in ids],
         )
+
+
+def _together(ours: list[T], theirs: list[T]) -> list[T]:
+    return ours + theirs if theirs else ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +369,8 @@ def plans_for(
     if complete is None and 2 * len(ids) > len(scan.sources):
         complete = complete_images(plans, inventory, ledger, awaited)
     if complete:
-        for plan in plans.values():
-            plan.done += (image_id for image_id in ids if image_id in complete)
+        done = [image_id for image_id in ids if image_id in complete]
+        plans = {declared: EmbeddingPlan(done=done) for declared in plans}
         ids = [image_id for image_id in ids if image_id not in complete]
     rows = None if 2 * len(ids) > len(scan.sources) else ids
     known = LedgerSnapshot.read(ledger, rows, (scan.sources[i] for i in ids if i in scan.sources))

@@ -78,13 +78,8 @@ class Recorded:
         """Whether every line is the record of an image: none is of Stage 1, contains its vector, or does not count."""
         return not (self.vectors or self.stage1 or self.set_aside)
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """`fingerprint_texts` of the captions of each record that has one."""
-        return {**self.captions, **self.several}
-
     def texts_of(self, ids: Iterable[str]) -> dict[str, str]:
-        """Return `texts` of these images."""
+        """Return `fingerprint_texts` of the captions of each of these images whose record has one."""
         return {i: texts for i in ids if (texts := self.several.get(i) or self.captions.get(i))}
 
     def without(self, ids: Set[str]) -> "Recorded":

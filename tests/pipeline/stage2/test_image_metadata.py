@@ -233,7 +233,8 @@ def test_record_of_a_missing_image_provides_its_caption_too(data_root, ledger):
 
 def merged(root, ledger):
     """Mark the records on disk as the output of the last merge."""
-    ledger.record_recorded_captions(read_recorded(root.stage2_jsonl).captions)
+    recorded = read_recorded(root.stage2_jsonl)
+    ledger.record_recorded_captions(recorded.captions, recorded.texts_of, are_all=True)
 
 
 def test_caption_edited_in_the_record_replaces_the_copy_in_the_ledger(data_root, ledger):

@@ -46,3 +46,16 @@ def test_folder_that_was_listed_is_not_listed_again(root, monkeypatch):
     inventory.list_ahead()
 
     assert inventory.ahead is None
+
+
+def test_kinds_share_the_names_of_equal_listings_also_after_steps_have_made_files(data_root):
+    """A million names in several tables would take more memory than anything else."""
+    inventory, specs = Inventory(data_root), embedding_specs()
+    assert [len(inventory.files(spec)) for spec in specs] == [0, 0, 0]
+    foreign(data_root, record_of("a"), record_of("b"))
+    inventory.outdated, inventory.worked_on = {spec.kind for spec in specs}, {"a", "b"}
+
+    first, *others = [inventory.current_files(spec) for spec in specs]
+
+    assert list(first) == ["a", "b"]
+    assert [other.sent(first)[0] for other in others] == [None, None]
