@@ -652,7 +652,9 @@ class _Folder:
         colliding = set(self._further)
         if shared:
             colliding.update(stem for stem in self._images if len(shared.get(self._id_of(stem), ())) > 1)
-        for stem in (stem for stem in self._images if stem in colliding) if colliding else ():
+        if not colliding:
+            return colliding
+        for stem in filter(colliding.__contains__, self._images):
             paths = shared.get(self._id_of(stem)) or self.paths(stem)
             for path in self.paths(stem):
                 self._problems.append(_collision(path, [other for other in paths if other != path]))
