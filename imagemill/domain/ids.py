@@ -152,8 +152,9 @@ def name_problem(name: object) -> str | None:
     return next((problem for problem, pattern in _PROBLEMS if pattern.search(name)), None)
 
 
-# Names that match are valid ids by all rules; this takes a third of the time of checking each rule.
-is_plain_id = re.compile(r"\w[\w.-]{0,60}", re.ASCII).fullmatch
+# Names that match are valid ids by all rules; this takes a third of the time of checking each rule. The characters of `\w` are
+# written out, because that takes less time.
+is_plain_id = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}").fullmatch
 _PROBLEMS = [
     ("contains a path separator", re.compile(r"[/\\]")),
     ("is a relative path", re.compile(r"\A\.{1,2}\Z")),

@@ -194,8 +194,7 @@ def read_raw(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_typed(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T | bytes]:
     """Yield the record of each canonical line, and the bytes (with line ending) of every other line. See `decode_canonical`."""
-    for block in read_blocks(path):
-        yield from decode_canonical(block, decoder)
+    return itertools.chain.from_iterable(decode_canonical(block, decoder) for block in read_blocks(path))
 
 
 def read_typed_spans(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[tuple[Span, _T | bytes]]:

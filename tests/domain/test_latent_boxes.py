@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from imagemill.domain.buckets import BUCKETS, bucket_crop, bucket_size
@@ -18,6 +18,7 @@ def places(width, height):
     return np.stack([y, x]).astype(np.float32)
 
 
+@example(472, 696, "832x1216")  # an enlarged latent with 153 rows, of which the window has the first 152
 @given(sides, sides, st.sampled_from(BUCKETS))
 @settings(deadline=None)
 def test_window_is_the_part_that_readers_cut(width, height, bucket):
@@ -27,9 +28,10 @@ def test_window_is_the_part_that_readers_cut(width, height, bucket):
 
     left, top, right, bottom = window_box(width, height, bucket)
 
-    # Mirrored pairs of places, because an enlarged latent is flat at its edges.
-    assert abs((columns[0, 0] + columns[0, -1]) / 2 - (left + right) / 2) <= 1
-    assert abs((rows[0, 0] + rows[-1, 0]) / 2 - (top + bottom) / 2) <= 1
+    # Pairs of places at a quarter of the window, because an enlarged latent is flat at its edges.
+    row, column = (count // 4 for count in rows.shape)
+    assert abs((columns[0, column] + columns[0, -1 - column]) / 2 - (left + right) / 2) <= 1
+    assert abs((rows[row, 0] + rows[-1 - row, 0]) / 2 - (top + bottom) / 2) <= 1
     middle = slice(columns.shape[1] // 4, columns.shape[1] * 3 // 4)
     step = np.diff(columns[0, middle]).mean()
     if columns[0, 0] > 4 and columns[0, -1] < width // 8 * 8 - 4:
