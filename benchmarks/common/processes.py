@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 PROJECT = Path(__file__).parents[2]
-SECONDS_OF_TURN = 0.5  # with much shorter ones, filling the caches of the processor again and again may count
+SECONDS_OF_TURN = 2.0  # with shorter ones, filling the caches of the processor again and again counts
 
 
 class Cost(NamedTuple):
@@ -35,7 +35,7 @@ def cost(arguments: Sequence[object], **environment: str) -> Cost:
 def turns_of(commands: Iterable[tuple[Sequence[object], Mapping[str, str]]]) -> Generator[None, None, list[Cost]]:
     """Run several commands, arguments and environment variables each, to their ends. Raises as `cost`.
 
-    One runs at a time, for half a second, while the others are stopped, so that they find the machine equally fast. After
+    One runs at a time, for two seconds, while the others are stopped, so that they find the machine equally fast. After
     each turn the generator yields, with all of them stopped. It returns their costs.
     """
     with ExitStack() as opened:
