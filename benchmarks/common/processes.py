@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 PROJECT = Path(__file__).parents[2]
-SECONDS_OF_TURN = 2.0  # with shorter ones, filling the caches of the processor again and again counts
+SECONDS_OF_TURN = 2.0  # with much shorter ones, filling the caches of the processor again and again may count
 
 
 class Cost(NamedTuple):
