@@ -25,7 +25,7 @@ from imagemill.domain.embedding_specs import (
     latent_shape,
 )
 from imagemill.domain.geometry import MAX_SIDE
-from imagemill.domain.ids import id_problem, is_plain_id
+from imagemill.domain.ids import id_problem
 from imagemill.domain.inputs import folder_repeats
 from imagemill.domain.violations import Violation
 
@@ -263,7 +263,7 @@ def is_plain(record: Stage2Record, masks: Mapping[bytes, Any]) -> bool:
     """
     return (
         bytes(record.t5_attention_mask) in masks
-        and (is_plain_id(record.image_id) or not id_problem(record.image_id))
+        and not id_problem(record.image_id)
         and not (record.caption.isspace() or record.image_path.isspace())
     )
 
