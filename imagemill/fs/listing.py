@@ -47,7 +47,8 @@ class FileListing(PackedMapping[int, FileSignature]):
         self._packed = like._packed if like is not None and list(like) == names else _rows(names)
 
     def _unpacked(self, key: str, packed: int) -> FileSignature:
-        return posix_signature(*self._state(packed))
+        sizes, times, inodes = self._columns
+        return posix_signature(sizes[packed], times[packed], inodes[packed])
 
     def pairs(self) -> Iterator[tuple[str, FileSignature]]:
         """Yield name and signature of each file, as `items` in half the time."""
@@ -56,10 +57,6 @@ class FileListing(PackedMapping[int, FileSignature]):
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises KeyError for a name that is not listed."""
         return self._columns[0][self._packed[name]]
-
-    def _state(self, row: int) -> tuple[int, int, int]:
-        sizes, times, inodes = self._columns
-        return sizes[row], times[row], inodes[row]
 
     @classmethod
     def of(cls, signatures: Mapping[str, FileSignature]) -> "FileListing":

@@ -512,7 +512,7 @@ def test_changes_of_the_helper_do_not_count_as_those_of_another_connection(tmp_p
 )  # fmt: skip
 def test_rows_of_some_images_are_those_among_the_rows_of_all(files, ids, together):
     rows = [FileRow("k", image_id, stat, source, "content", "model") for (image_id, stat), source in files.items()]
-    with Ledger(IN_MEMORY) as ledger, mock.patch("imagemill.store.ledger.files._IDS_TOGETHER", together):
+    with Ledger(IN_MEMORY) as ledger, mock.patch("imagemill.store.ledger.database._IMAGES_AT_ONCE", together):
         ledger.record_files(rows)
         asked = [*dict.fromkeys([*ids, *(image_id for image_id, _ in list(files)[::2])])]
 

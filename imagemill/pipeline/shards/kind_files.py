@@ -5,7 +5,8 @@ Which records are packed is decided in readiness.py, whether a file is valid in 
 Spec: docs/spec/conventions.md#completion, docs/spec/shards.md#readiness
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import cached_property
 
 import msgspec
 
@@ -41,14 +42,15 @@ _AGAIN = "run `imagemill stage2`"
 
 
 class KindFiles:
-    """The files of one kind, as listed.
+    """The files of one kind.
 
     Attributes:
         adopted: rows of files that had no valid ledger row and were checked.
 
     Args:
         store: the files on disk.
-        listing: signatures of the files by image id.
+        listing: returns the signatures of the files by image id. It is called when they are first needed, which `rows` does not,
+            so that rows can be read while files are listed.
         ledger: the ledger.
         compared: images whose listed files are known to be those that their rows describe.
     """
@@ -56,7 +58,7 @@ class KindFiles:
     def __init__(
         self,
         store: NpyStore,
-        listing: FileListing,
+        listing: Callable[[], FileListing],
         ledger: Ledger,
         compared: Set[str] = frozenset(),
     ) -> None:
@@ -64,12 +66,20 @@ class KindFiles:
         self.adopted: list[FileRow] = []
         self._pixels = PixelRule.read(ledger)
         self._of_caption = store.spec.source == "caption"
-        self._listing, self._compared = listing, compared
+        self._list, self._compared = listing, compared
         self._unchanged: dict[str, FileRow] = {}
 
-    def look_up(self, ids: Sequence[str]) -> None:
-        """Read the ledger's rows of these images, to which `unchanged` and `find` apply from now on."""
-        rows, listing = self.ledger.file_rows(self.spec.kind, ids), self._listing
+    @cached_property
+    def _listing(self) -> FileListing:
+        return self._list()
+
+    def rows(self, ids: Sequence[str]) -> list[FileRow]:
+        """Return the ledger's rows of these images."""
+        return list(self.ledger.file_rows(self.spec.kind, ids))
+
+    def compare(self, rows: Iterable[FileRow]) -> None:
+        """Compare these rows with the listing: `unchanged` and `find` apply to their images from now on."""
+        listing = self._listing
         self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
 
     def unchanged(self, image_id: str) -> FileRow | None:
@@ -116,14 +126,15 @@ class KindFiles:
             return Refusal(invalid.reason, invalid.what, _AGAIN)
         except OSError as error:
             return Refusal(READ_ERROR, str(error), _AGAIN)
-        if not self._is_current(row, source, expected_source):
+        if (row.source is None or row.source != expected_source) and not self._is_current(row, source):
             earlier = "an earlier caption" if self._of_caption else "an earlier image, or its pixels with other colours"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from {earlier}", _AGAIN)
         return row
 
-    def _is_current(self, row: FileRow, source: SourceRow | None, expected_source: str | None) -> bool:
+    def _is_current(self, row: FileRow, source: SourceRow | None) -> bool:
+        """Return whether a file with another input than the expected one is used nevertheless."""
         if self._of_caption or source is None:
-            return row.source is None or row.source == expected_source
+            return row.source is None
         return self._pixels.is_current(row.source, source)
 
     def _adopt(self, record: PackingRecord, listed_as: FileSignature, expected_source: str | None) -> FileRow:

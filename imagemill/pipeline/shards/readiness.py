@@ -10,7 +10,7 @@ Spec: docs/spec/shards.md#readiness
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from imagemill.domain.stage2_records import (
     DECODER,
     INLINE_VECTOR,
     Record,
+    Stage2Record,
     is_plain,
     usual_masks,
     violations,
@@ -48,6 +49,7 @@ from imagemill.pipeline.stage2.plan import OUTDATED_CAPTION
 from imagemill.pipeline.stage2.record_index import has_many, parse_record, read_recorded, unfinished
 from imagemill.store.ledger import FileRow, Ledger, Problem, SourceRow
 from imagemill.store.provenance import spec_in_force
+from imagemill.text.strict_json import NOT_JSON
 
 ASSET = "bucket_shards"
 
@@ -63,8 +65,9 @@ _OUTDATED = ("missing_caption", OUTDATED_CAPTION, "write a caption beside the im
 _REASONS = {"mask": "bad_mask", "stage1": "stage1"}
 # The fields that packing needs, in the order of a PackingRecord.
 _PACKED = ("aspect_bucket", "t5_attention_mask", "height", "width", "caption")
-# Records whose files are looked up together.
+# Records whose files are looked up together; more while another process lists the files, so that there is enough to do meanwhile.
 LOOKED_AT_ONCE = 8192
+LOOKED_AT_MEANWHILE = 65_536
 
 # Malformed lines logged one by one; all of them are counted.
 _WARNINGS = 20
@@ -156,30 +159,33 @@ def find_ready(
     chosen_specs = in_force or partial(spec_in_force, ledger=ledger)
     stores = [NpyStore(derived / spec.folder, chosen_specs(spec)) for spec in embedding_specs()]
     listings = lambda: [listed.get(store.spec) or store.listing() for store in stores]  # noqa: E731
-    if has_many(jsonl) and not listed:
+    if in_background := has_many(jsonl) and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
     tokens = mask_length(store.spec for store in stores)
     # In any other file, the lines of the index may be those of an interrupted writer, or without an `image_id`.
     loaded = loaded or not (known or (read_recorded(jsonl).is_plain and not unfinished(jsonl).is_file()))
     lines = _lines(jsonl, found, tokens, known=bool(known), loaded=loaded)
     spans = read_recorded(jsonl).lines if known else SpanTable()
+    all_listed = cache(listings)
     kinds = [
-        KindFiles(store, listing, ledger, unchanged.get(store.spec, frozenset()))
-        for store, listing in zip(stores, listings(), strict=True)
+        KindFiles(store, lambda n=n: all_listed()[n], ledger, unchanged.get(store.spec, frozenset()))
+        for n, store in enumerate(stores)
     ]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
     shared: dict[Any, Any] = {}
     with SpanReader() as reader:
-        for part in map(dict, in_parts(lines, LOOKED_AT_ONCE)):
+        for part in map(dict, in_parts(lines, LOOKED_AT_MEANWHILE if in_background else LOOKED_AT_ONCE)):
             stay = _with_files({i: known[i] for i in part if i in known and i not in left_out}, kinds, shared)
-            for kind in kinds:
-                kind.look_up([item for item in part if item not in stay])
+            rest = [item for item in part if item not in stay]
+            rows = [kind.rows(rest) for kind in kinds]
             records = {
                 item: _read(spans[item], reader, found, tokens) if line is None else line
                 for item, line in part.items()
                 if item not in stay
             }
             sources = ledger.sources([item for item, record in records.items() if isinstance(record, PackingRecord)])
+            for kind, of_kind in zip(kinds, rows, strict=True):
+                kind.compare(of_kind)
             for item in part:
                 sample = stay.get(item)
                 if sample is None and (record := records[item]) is not None:
@@ -389,11 +395,9 @@ def _lines(
 def _records(jsonl: Path, found: Readiness, tokens: int) -> Iterator[tuple[int, str, PackingRecord | Violation | None]]:
     """Yield line number, id and record of each line that is not blank; the record is None if the line is not a JSON object."""
     masks = usual_masks(tokens)
-    for number, record in enumerate(read_typed(jsonl, DECODER), start=1):
-        if isinstance(record, bytes):
-            if record.strip():
-                yield number, *_verdict(jsonl, number, record, found, tokens)
-        elif is_plain(record, masks):
+    for number, line in enumerate(read_typed(jsonl, DECODER), start=1):
+        record = _respelled(line) if isinstance(line, bytes) else line
+        if record is not None and is_plain(record, masks):
             mask = masks[bytes(record.t5_attention_mask)]
             caption = fingerprint(record.caption.encode())
             sizes = record.height, record.width
@@ -402,8 +406,23 @@ def _records(jsonl: Path, found: Readiness, tokens: int) -> Iterator[tuple[int, 
                 record.image_id,
                 PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
             )
-        else:
-            yield number, *_verdict(jsonl, number, encode_line(record), found, tokens)
+        elif not isinstance(line, bytes):
+            yield number, *_verdict(jsonl, number, encode_line(line), found, tokens)
+        elif line.strip():
+            yield number, *_verdict(jsonl, number, line, found, tokens)
+
+
+def _respelled(line: bytes) -> Stage2Record | None:
+    """Return the record of a line that is spelled otherwise than this program does; None if it has other fields or types.
+
+    Its mask has no white space, so that `is_plain` finds a usual one.
+    """
+    try:
+        record = DECODER.decode(line)
+    except NOT_JSON:
+        return None
+    mask = bytes(record.t5_attention_mask).translate(None, b" \t\r\n")
+    return msgspec.structs.replace(record, t5_attention_mask=msgspec.Raw(mask))
 
 
 def _verdict(

@@ -5,7 +5,6 @@ either the old file with its old row or the new file with its new one, never a f
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, starmap
 
 import msgspec
 
@@ -19,7 +18,7 @@ from imagemill.store.ledger.table import Table
 SUPERSEDED = "superseded"
 
 
-class FileRow(msgspec.Struct, frozen=True, gc=False):
+class FileRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One valid npy file.
 
     Attributes:
@@ -40,11 +39,6 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
 
 
 FILES = Table("files", FileRow)
-# The rows of some images as one value: a row of its own for each takes twice the time, and wakes other threads each time.
-_TOGETHER = f"""SELECT json_group_array(json_array({FILES.columns})) FROM files
-WHERE kind = ? AND image_id IN (SELECT value FROM json_each(?))"""
-_ROWS = msgspec.json.Decoder(list[tuple[str, str, str, str | None, str, str]])
-_IDS_TOGETHER = 8192
 _OF_INPUTS = f"""SELECT {FILES.columns} FROM inputs CROSS JOIN files USING (image_id)
 WHERE inputs.fingerprint IN (SELECT value FROM json_each(?)) AND kind = ? AND source = inputs.fingerprint"""
 _RECORD = stamped(FILES, "kind, image_id, signature", "files.content = excluded.content")
@@ -64,14 +58,7 @@ class Files(Inputs):
         """
         if ids is None:
             return self._select(FILES, where="kind = ?", given=(kind,))
-        return chain.from_iterable(
-            self._rows_together(kind, ids[begin : begin + _IDS_TOGETHER]) for begin in range(0, len(ids), _IDS_TOGETHER)
-        )
-
-    def _rows_together(self, kind: str, ids: Sequence[str]) -> Iterator[FileRow]:
-        found = self._one(_TOGETHER, (kind, json_of(ids)))
-        assert found
-        return starmap(FileRow, _ROWS.decode(found[0]))
+        return self._of_images(FILES, ids, "kind = ?", (kind,))
 
     def ids_with_file(self, kind: str) -> set[str]:
         """Return the images with a valid file of a kind."""

@@ -12,7 +12,7 @@ from imagemill.store.ledger.stamps import stamped
 from imagemill.store.ledger.table import Table
 
 
-class SourceRow(msgspec.Struct, frozen=True, gc=False):
+class SourceRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An approved image as last read.
 
     Attributes:
@@ -84,7 +84,8 @@ class Sources(Inputs):
 
     def sources(self, ids: Sequence[str] | None = None) -> dict[str, SourceRow]:
         """Return the images by id, or only those of `ids`."""
-        return {row.image_id: row for row in self._select(SOURCES, ids)}
+        rows = self._select(SOURCES) if ids is None else self._of_images(SOURCES, ids)
+        return {row.image_id: row for row in rows}
 
     def source_ids(self, between: tuple[str, str] | None = None) -> set[str]:
         """Return the ids of all images that were opened, or of those from the first of two ids to the last."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -50,6 +51,11 @@ class Table(Generic[R]):
         if not self._decoders:
             return itertools.starmap(self._row, values)
         return (self._row(*_converted(row, self._decoders)) for row in values)
+
+    @cached_property
+    def together(self) -> msgspec.json.Decoder[list[R]]:
+        """Decoder of many rows as one JSON array of arrays of `columns`. The row type is `array_like`, without codecs."""
+        return msgspec.json.Decoder(list[self._row])  # type: ignore[name-defined]
 
     def row(self, values: tuple[Any, ...]) -> R:
         """Return the typed row of one tuple of `columns`."""

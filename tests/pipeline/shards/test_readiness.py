@@ -19,6 +19,7 @@ from imagemill.formats.jsonl import decode_canonical, encode_sorted, parse_objec
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import file_signature, fingerprint
 from imagemill.pipeline.shards import readiness
+from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
 from imagemill.pipeline.stage2 import record_index
 from imagemill.store.ledger import Ledger
@@ -440,6 +441,37 @@ def test_file_replaced_while_records_are_read_is_taken_as_it_is_now(data_root, m
     for sample in found.ready:
         assert sample.files[1].stat == store.stat("a")
         assert sample.files[1].content == fingerprint(store.path("a").read_bytes())
+
+
+def test_rows_are_read_while_another_process_lists_the_files(data_root, monkeypatch):
+    """A file that is replaced after its row was read, and before it is listed, is checked again."""
+    stage2(data_root, "a", "b", "c")
+    alone, order = look(data_root), []
+    start, rows = readiness.start_listing, KindFiles.rows
+
+    def read(kind, ids):
+        order.append("read")
+        return rows(kind, ids)
+
+    def started(*given):
+        results = start(*given)
+        return lambda: order.append("listed") or results()
+
+    monkeypatch.setattr(readiness, "has_many", lambda jsonl: True)
+    monkeypatch.setattr(readiness, "start_listing", started)
+    monkeypatch.setattr(KindFiles, "rows", read)
+
+    assert look(data_root) == alone
+    assert order == ["read", "read", "read", "listed"]
+
+    def replaced(*given):
+        return lambda: os.utime(npy(data_root, VAE, "b"), ns=(7, 7)) or start(*given)()
+
+    monkeypatch.setattr(readiness, "start_listing", replaced)
+    found = look(data_root)
+
+    assert ids(found) == ["a", "b", "c"]
+    assert [(row.image_id, row.stat) for row in found.adopted] == [("b", file_signature(npy(data_root, VAE, "b")))]
 
 
 # ---- progress
