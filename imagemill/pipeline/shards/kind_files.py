@@ -126,16 +126,15 @@ class KindFiles:
             return Refusal(invalid.reason, invalid.what, _AGAIN)
         except OSError as error:
             return Refusal(READ_ERROR, str(error), _AGAIN)
-        if (row.source is None or row.source != expected_source) and not self._is_current(row, source):
+        if not self._is_current(row, source, expected_source):
             earlier = "an earlier caption" if self._of_caption else "an earlier image, or its pixels with other colours"
             return Refusal("stale", f"{self.spec.folder}/{image_id}.npy was made from {earlier}", _AGAIN)
         return row
 
-    def _is_current(self, row: FileRow, source: SourceRow | None) -> bool:
-        """Return whether a file with another input than the expected one is used nevertheless."""
-        if self._of_caption or source is None:
-            return row.source is None
-        return self._pixels.is_current(row.source, source)
+    def _is_current(self, row: FileRow, source: SourceRow | None, expected_source: str | None) -> bool:
+        if row.source is not None:
+            return row.source == expected_source
+        return self._of_caption or source is None or self._pixels.is_current(None, source)
 
     def _adopt(self, record: PackingRecord, listed_as: FileSignature, expected_source: str | None) -> FileRow:
         """Check a file without a current ledger row.
