@@ -193,6 +193,7 @@ def find_ready(
                 if sample is not None:
                     found.ready.append(sample if loaded else _unloaded(sample, kinds, shared))
                     on_ready(found)
+    all_listed()  # without records, too, the process that lists the files is awaited
     found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
 

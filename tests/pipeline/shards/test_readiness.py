@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from imagemill.errors import MissingInput
 from imagemill.formats.jsonl import decode_canonical, encode_sorted, parse_object, read_jsonl
 from imagemill.formats.npy import NpyStore
 from imagemill.fs.fingerprints import file_signature, fingerprint
+from imagemill.fs.listing import FileListing
 from imagemill.pipeline.shards import readiness
 from imagemill.pipeline.shards.kind_files import KindFiles
 from imagemill.pipeline.shards.readiness import find_ready, progress_lines
@@ -472,6 +474,16 @@ def test_rows_are_read_while_another_process_lists_the_files(data_root, monkeypa
 
     assert ids(found) == ["a", "b", "c"]
     assert [(row.image_id, row.stat) for row in found.adopted] == [("b", file_signature(npy(data_root, VAE, "b")))]
+
+
+def test_process_that_lists_the_files_is_awaited_without_records(data_root, monkeypatch):
+    write_text(data_root.stage2_jsonl, "{")
+    awaited = mock.Mock(return_value=[FileListing()] * 3)
+    monkeypatch.setattr(readiness, "has_many", lambda jsonl: True)
+    monkeypatch.setattr(readiness, "start_listing", lambda *given: awaited)
+
+    assert look(data_root).skipped_incomplete == 1
+    awaited.assert_called_once()
 
 
 # ---- progress
