@@ -201,6 +201,10 @@ def _rate(folder: Path, jobs: Sequence[RescaleJob], workers: int, library: str) 
     """Measure from the first batches of the last worker until the first worker runs out of work, without start-up."""
     options = {"raw": folder / "raw", "preset": _empty_preset(folder), "library": library}
     begin, end = 2 * workers * BATCH, len(jobs) - 2 * workers * BATCH
+    if begin >= end:
+        raise SystemExit(
+            f"{len(jobs)} images are too few for {workers} workers: give more --images, or a larger --repeat"
+        )
     seen = {}
     rows = run_on_processes(RescaleWorker, jobs, workers=workers, batch_size=BATCH, options=options)
     for done, _ in enumerate(rows, start=1):
