@@ -210,6 +210,7 @@ class Database:
         return chain.from_iterable(self._together(table, part, where, given) for part in parts)
 
     def _together(self, table: Table[R], ids: list[str], where: str, given: Sequence[Any]) -> Iterable[R]:
+        """Return the rows of these images, whose ids are sorted, read as one value."""
         between, limit = (ids[0], ids[-1]), 2 * len(ids)
         chosen, values = in_range(between)
         count = f"SELECT count(*) FROM (SELECT 1 FROM {table.name} WHERE {where} AND {chosen} LIMIT {limit})"
