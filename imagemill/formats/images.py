@@ -252,13 +252,11 @@ def _has_more_frames(image: Image.Image, file: BinaryIO) -> bool:
 def decode_stored(data: bytes, name: str) -> np.ndarray:
     """Decode an image file as `decode_rgb` does, without applying the orientation and without a minimum size.
 
-    The array cannot be written.
-
     Raises:
         Refused: `undecodable` or `too_large`.
     """
     with _opened(data, name) as image:
-        return np.asarray(_to_rgb(image, None))
+        return np.array(_to_rgb(image, None))
 
 
 class StoredHeader(NamedTuple):

@@ -12,7 +12,6 @@ Spec: docs/spec/presets.md#geometry
 """
 
 import io
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -85,10 +84,7 @@ def check_library(library: str) -> None:
 def _with_torch(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     import torch
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing writes into it
-        image = torch.from_numpy(pixels)
-    planes = image[None].permute(0, 3, 1, 2)  # channels last, which takes half the time
+    planes = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last, which takes half the time
     scaled = torch.nn.functional.interpolate(planes, (size[1], size[0]), mode=FILTER, antialias=True)
     return scaled[0].permute(1, 2, 0).contiguous().numpy()
 

@@ -32,7 +32,7 @@ def embedding_files(
     kind, listing = store.spec.kind, store.listing() if listing is None else listing
     yield len(listing)
     names = listing.keys() - unchanged
-    # Rows between two ids are read four times as fast as the rows of a list of ids.
+    # One or two columns of the rows between two ids are read twice as fast as the rows of a list of ids.
     few = 4 * len(names) < len(listing)
     for part in in_parts(sorted(names)):
         # Others, such as names that are not Unicode, are ids of no image.

@@ -407,10 +407,8 @@ def _records(jsonl: Path, found: Readiness, tokens: int) -> Iterator[tuple[int, 
                 record.image_id,
                 PackingRecord(record.image_id, record.aspect_bucket, mask, *sizes, caption, encode_sorted(record)),
             )
-        elif not isinstance(line, bytes):
-            yield number, *_verdict(jsonl, number, encode_line(line), found, tokens)
-        elif line.strip():
-            yield number, *_verdict(jsonl, number, line, found, tokens)
+        elif (raw := line if isinstance(line, bytes) else encode_line(line)).strip():
+            yield number, *_verdict(jsonl, number, raw, found, tokens)
 
 
 def _respelled(line: bytes) -> Stage2Record | None:
