@@ -249,14 +249,16 @@ def _has_more_frames(image: Image.Image, file: BinaryIO) -> bool:
     return False
 
 
-def decode_stored(data: bytes, name: str) -> np.ndarray:
-    """Decode an image file as `decode_rgb` does, without applying the orientation and without a minimum size.
+def decode_stored(data: bytes, name: str) -> Image.Image:
+    """Decode an image file as `decode_rgb` does, without applying the orientation and without a minimum size: an RGB picture.
 
     Raises:
         Refused: `undecodable` or `too_large`.
     """
     with _opened(data, name) as image:
-        return np.array(_to_rgb(image, None))
+        picture = _to_rgb(image, None)
+        picture.info = {}
+        return picture
 
 
 class StoredHeader(NamedTuple):

@@ -13,12 +13,16 @@ Spec: docs/spec/presets.md#geometry
 
 import io
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from imagemill.errors import ImagemillError, Refused, WrongUsage
 from imagemill.formats.images import StoredHeader, decode_stored
+
+if TYPE_CHECKING:
+    import torch
 
 QUALITY = 95
 FILTER = "lanczos"
@@ -47,17 +51,20 @@ def resized(data: bytes, header: StoredHeader, name: str, size: tuple[int, int],
         Refused: `undecodable`, `too_large`, `unsupported_type`.
     """
     form = written_format(header, name)
-    pixels = resizer(library)(decode_stored(data, name), size)
+    picture = resizer(library)(decode_stored(data, name), size)
     buffer = io.BytesIO()
     options = {} if form == "PNG" else {"quality": QUALITY}
-    Image.fromarray(pixels).save(buffer, form, icc_profile=header.profile, **options)
+    if form == "PNG":  # which Pillow does not write from RGBX
+        picture = picture.convert("RGB")
+    picture.save(buffer, form, icc_profile=header.profile, **options)
     return buffer.getvalue()
 
 
-def resizer(library: str) -> Callable[[np.ndarray, tuple[int, int]], np.ndarray]:
-    """Return the function of a library that scales uint8 (H, W, 3) to a size (width, height).
+def resizer(library: str) -> Callable[[Image.Image, tuple[int, int]], Image.Image]:
+    """Return the function of a library that scales an RGB picture to a size (width, height).
 
-    It uses the library's Lanczos filter with antialiasing. Raises WrongUsage for an unknown library.
+    It uses the library's Lanczos filter with antialiasing. The result has mode RGB, or RGBX, whose fourth channel has no
+    meaning. Raises WrongUsage for an unknown library.
     """
     if library not in _LIBRARIES:
         raise WrongUsage(f"no library {library!r} for resizing", do=f"choose from {', '.join(_LIBRARIES)}")
@@ -72,7 +79,7 @@ def check_library(library: str) -> None:
         ImagemillError: if the library lacks the filter. It is never replaced by another one.
     """
     try:
-        resizer(library)(np.zeros((2, 2, 3), np.uint8), (3, 3))
+        resizer(library)(Image.new("RGB", (2, 2)), (3, 3))
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ImagemillError(
             f"{library} cannot resize with the {FILTER} filter here",
@@ -81,16 +88,36 @@ def check_library(library: str) -> None:
         ) from error
 
 
-def _with_torch(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _with_torch(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     import torch
 
-    planes = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # channels last, which takes half the time
-    scaled = torch.nn.functional.interpolate(planes, (size[1], size[0]), mode=FILTER, antialias=True)
-    return scaled[0].permute(1, 2, 0).contiguous().numpy()
+    width, height = size
+    planes = _as_tensor(picture)[None].permute(0, 3, 1, 2)  # channels last, which takes half the time
+    scaled = torch.nn.functional.interpolate(planes, (height, width), mode=FILTER, antialias=True)
+    pixels = scaled[0].permute(1, 2, 0).contiguous().numpy()
+    return Image.frombuffer(mode := _MODES[pixels.shape[2]], size, pixels, "raw", mode, 0, 1)
 
 
-def _with_pillow(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+_MODES = {3: "RGB", 4: "RGBX"}
+
+
+def _as_tensor(picture: Image.Image) -> "torch.Tensor":
+    """Return the pixels of an RGB picture as uint8 (H, W, C) with C = 4, the memory of Pillow itself, or a copy with C = 3.
+
+    Pillow gives its memory if it is in one piece, which that of a picture of more than 4 megapixels is not.
+    """
+    import nanoarrow
+    import torch
+
+    try:
+        channels = nanoarrow.c_array(picture).child(0)
+    except ValueError:
+        return torch.from_numpy(np.array(picture))
+    return torch.from_dlpack(channels.view().buffer(1)).view(picture.height, picture.width, 4)
+
+
+def _with_pillow(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    return picture.resize(size, Image.Resampling.LANCZOS)
 
 
 _LIBRARIES = {"torch": _with_torch, "pillow": _with_pillow}

@@ -2,6 +2,7 @@
 
 import io
 
+import nanoarrow
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
@@ -16,7 +17,11 @@ SIZES = [((101, 67), (64, 32)), ((40, 30), (64, 64)), ((300, 10), (320, 32))]
 
 
 def rgb(width, height):
-    return np.array(Image.open(io.BytesIO(picture(width, height, form="PNG"))))
+    return Image.open(io.BytesIO(picture(width, height, form="PNG")))
+
+
+def scaled(library, image, size):
+    return np.array(resizer(library)(image, size).convert("RGB")).astype(int)
 
 
 def rescaled(data, size=(64, 32), library="torch"):
@@ -25,9 +30,9 @@ def rescaled(data, size=(64, 32), library="torch"):
 
 @pytest.mark.parametrize(("source", "target"), SIZES)
 def test_torch_is_within_a_level_or_two_of_pillow(source, target):
-    pixels = rgb(*source)
+    image = rgb(*source)
 
-    one, other = (resizer(library)(pixels, target).astype(int) for library in ("torch", "pillow"))
+    one, other = (scaled(library, image, target) for library in ("torch", "pillow"))
 
     assert one.shape == other.shape == (target[1], target[0], 3)
     assert np.abs(one - other).max() <= 2
@@ -35,9 +40,42 @@ def test_torch_is_within_a_level_or_two_of_pillow(source, target):
 
 def test_torch_and_pillow_agree_on_noise_at_the_edges_of_the_range():
     """Overshoot is clamped, not wrapped."""
-    pixels = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (90, 120, 3))
-    one, other = (resizer(library)(pixels, (64, 64)).astype(int) for library in ("torch", "pillow"))
+    image = Image.fromarray(np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (90, 120, 3)))
+    one, other = (scaled(library, image, (64, 64)) for library in ("torch", "pillow"))
     assert np.abs(one - other).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (37, 11), (300, 200)])
+def test_pixels_are_the_same_from_the_memory_of_pillow_and_from_a_copy(monkeypatch, size):
+    image = rgb(*size)
+    shared = resizer("torch")(image, (64, 32))
+
+    monkeypatch.setattr(nanoarrow, "c_array", refuse)
+    copied = resizer("torch")(image, (64, 32))
+
+    assert (shared.mode, copied.mode) == ("RGBX", "RGB")
+    assert shared.convert("RGB").tobytes() == copied.tobytes()
+
+
+def refuse(picture):
+    raise ValueError("Image rows are not contiguous in memory.")
+
+
+def test_picture_whose_memory_is_not_in_one_piece():
+    image = Image.new("RGB", (2400, 2000), (10, 200, 30))
+    assert scaled("torch", image, (64, 64)).reshape(-1, 3).tolist() == [[10, 200, 30]] * 64**2
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("library", ["torch", "pillow"])
+def test_files_are_those_of_their_pixels_and_keep_no_metadata(form, library):
+    """A comment of the raw file is not kept, and the bytes do not depend on how the pixels are held."""
+    data, expected = picture(100, 50, form=form, comment=b"raw"), io.BytesIO()
+    pixels = resizer(library)(Image.open(io.BytesIO(data)), (64, 32)).convert("RGB")
+
+    Image.fromarray(np.array(pixels)).save(expected, form, **({} if form == "PNG" else {"quality": 95}))
+
+    assert resized(data, stored_header(data, "x"), "x", (64, 32), library) == expected.getvalue()
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
@@ -88,7 +126,7 @@ def test_unknown_library_is_reported_with_the_known_ones():
 
 
 def test_library_without_the_filter_is_never_replaced_by_another(monkeypatch):
-    def old_torch(pixels, size):
+    def old_torch(picture, size):
         raise NotImplementedError("Input Error: got lanczos")
 
     monkeypatch.setitem(resize._LIBRARIES, "torch", old_torch)

@@ -82,7 +82,7 @@ def draw_record(folder: Path, record: Record | None, side: int = CELL) -> Image.
         return Image.new("RGB", (side, side // 2), _GREY)
     try:
         path = folder / record["images"][0]
-        picture = Image.fromarray(decode_stored(path.read_bytes(), path.name))
+        picture = decode_stored(path.read_bytes(), path.name)
     except (Refused, OSError):
         picture = Image.new("RGB", (record["width"], record["height"]), _GREY)
     picture = ImageOps.contain(picture, (side, side))
