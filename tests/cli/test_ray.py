@@ -183,7 +183,9 @@ def test_run_goes_on_without_a_killed_worker_and_a_lost_node(cluster, root, paus
     configure(root)
     started = begin(cluster, root)
 
-    os.kill(workers(cluster)[0], signal.SIGKILL)
+    found = []  # after the last file of a kind there is no worker for a moment
+    ends(lambda: found.extend(workers(cluster)) or found, 60)
+    os.kill(found[0], signal.SIGKILL)
     time.sleep(1)
     cluster.kill("two")
     pause.write_text("0")
