@@ -257,7 +257,7 @@ def decode_stored(data: bytes, name: str) -> Image.Image:
     """
     with _opened(data, name) as image:
         picture = _to_rgb(image, None)
-        picture.info = {}
+        picture.info = {}  # such as a comment, which Pillow would write into a file of these pixels
         return picture
 
 

@@ -52,10 +52,9 @@ def resized(data: bytes, header: StoredHeader, name: str, size: tuple[int, int],
     """
     form = written_format(header, name)
     picture = resizer(library)(decode_stored(data, name), size)
-    buffer = io.BytesIO()
-    options = {} if form == "PNG" else {"quality": QUALITY}
-    if form == "PNG":  # which Pillow does not write from RGBX
-        picture = picture.convert("RGB")
+    buffer, options = io.BytesIO(), {"quality": QUALITY}
+    if form == "PNG":  # it has no quality, and Pillow does not write it from RGBX
+        picture, options = picture.convert("RGB"), {}
     picture.save(buffer, form, icc_profile=header.profile, **options)
     return buffer.getvalue()
 
@@ -95,10 +94,8 @@ def _with_torch(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     planes = _as_tensor(picture)[None].permute(0, 3, 1, 2)  # channels last, which takes half the time
     scaled = torch.nn.functional.interpolate(planes, (height, width), mode=FILTER, antialias=True)
     pixels = scaled[0].permute(1, 2, 0).contiguous().numpy()
-    return Image.frombuffer(mode := _MODES[pixels.shape[2]], size, pixels, "raw", mode, 0, 1)
-
-
-_MODES = {3: "RGB", 4: "RGBX"}
+    mode = "RGBX" if pixels.shape[2] == 4 else "RGB"
+    return Image.frombuffer(mode, size, pixels, "raw", mode, 0, 1)
 
 
 def _as_tensor(picture: Image.Image) -> "torch.Tensor":

@@ -39,7 +39,7 @@ def folder_time(folder: Path) -> int | None:
 
 def posix_signature(size: int, mtime_ns: int, inode: int) -> FileSignature:
     """Return the signature with these values."""
-    return f"posix:{size}:{mtime_ns}:{inode}"  # type: ignore[return-value]  # as above
+    return f"posix:{size}:{mtime_ns}:{inode}"  # type: ignore[return-value]  # a call less per file
 
 
 def posix_fields(signature: FileSignature) -> tuple[int, int, int]:

@@ -564,13 +564,15 @@ def test_stored_pixels_are_not_turned(form):
 
     header = stored_header(data, "x")
 
-    assert decode_stored(data, "x").size == (30, 20)
+    stored = decode_stored(data, "x")
+    assert (stored.mode, stored.size) == ("RGB", (30, 20))
     assert (header.width, header.height, header.format, header.orientation, header.turned) == (30, 20, form, 6, True)
     assert not stored_header(_file(30, 20, form, exif=_turning(3)), "x").turned
 
 
 def test_one_pixel_is_an_image_where_no_latent_is_made_of_it():
-    assert decode_stored(_file(1, 1), "x").size == (1, 1)
+    stored = decode_stored(_file(1, 1), "x")
+    assert (stored.mode, stored.size) == ("RGB", (1, 1))
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
