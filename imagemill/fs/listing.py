@@ -10,10 +10,12 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from imagemill.fs.fingerprints import FileSignature, posix_fields, posix_signature
 from imagemill.packed import PackedMapping
@@ -26,6 +28,18 @@ def is_inside(path: str, folder: str) -> bool:
     (True, False, False)
     """
     return path.startswith(folder.rstrip("/") + "/")
+
+
+class _Signed(Protocol):
+    """A file that is named after an image, with its signature at some time."""
+
+    @property
+    def image_id(self) -> str: ...
+    @property
+    def stat(self) -> FileSignature: ...
+
+
+F = TypeVar("F", bound=_Signed)
 
 
 class FileListing(PackedMapping[int, FileSignature]):
@@ -53,6 +67,16 @@ class FileListing(PackedMapping[int, FileSignature]):
     def pairs(self) -> Iterator[tuple[str, FileSignature]]:
         """Yield name and signature of each file, as `items` in half the time."""
         return zip(self._packed, map(posix_signature, *self._columns), strict=True)
+
+    def unchanged(self, files: Iterable[F]) -> dict[str, F]:
+        """Return those of these files whose signature is the listed one, by name; `get` for each takes a quarter longer."""
+        row_of, (sizes, times, inodes) = self._packed.get, self._columns
+        return {
+            file.image_id: file
+            for file in files
+            if (row := row_of(file.image_id)) is not None
+            and posix_signature(sizes[row], times[row], inodes[row]) == file.stat
+        }
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. Raises KeyError for a name that is not listed."""
@@ -145,41 +169,71 @@ def _states(folder: Path, suffix: str) -> Iterator[tuple[str, int, int, int]]:
         os.close(handle)
 
 
-def list_folders(folders: Iterable[Path], suffix: str) -> list[FileListing]:
-    """Return `list_files` of each folder; equal names are in memory once."""
-    found: list[FileListing] = []
+def list_folders(folders: Iterable[Path], suffix: str, like: FileListing | None = None) -> Iterator[FileListing]:
+    """Yield `list_files` of each folder; equal names are in memory once."""
     for folder in folders:
-        found.append(list_files(folder, suffix, like=found[0] if found else None))
-    return found
+        found = list_files(folder, suffix, like)
+        like = like or found
+        yield found
 
 
-def start_listing(folders: Sequence[Path], suffix: str) -> Callable[[], list[FileListing]]:
-    """Start `list_folders` in a child process, and return the function that waits for the results.
+def start_listing(folders: Sequence[Path], suffix: str) -> Iterator[FileListing]:
+    """Start `list_folders` in a child process, and return the iterator over its listings, which waits for each.
 
     Listing 60,000 files takes 0.2 s; a thread would alternate with the caller. All folders share one process, which leaves the
-    caller a core on a machine with two.
+    caller a core on a machine with two. It writes to a file, because it would wait for the reader of a pipe.
     """
-    command = [sys.executable, "-P", "-m", __name__, suffix, *map(str, folders)]
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the iterator
+    except OSError:  # no folder is writable, or the disk is full
+        return list_folders(folders, suffix)
+    command = [sys.executable, "-P", "-m", __name__, str(file.fileno()), suffix, *map(str, folders)]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        pass_fds=[file.fileno()],
     )
 
-    def results() -> list[FileListing]:
-        listed, _ = process.communicate()
-        if process.returncode:  # list again here, so that the error is raised in this process
-            return list_folders(folders, suffix)
-        found: list[FileListing] = []
-        for sent in marshal.loads(listed):
-            found.append(FileListing.received(sent, found[0] if found else None))
-        return found
+    def results() -> Iterator[FileListing]:
+        found, end = list[FileListing](), 0
+        assert process.stdout
+        with process, file:
+            while size := int.from_bytes(process.stdout.read(_SIZE_BYTES)):
+                sent = os.pread(file.fileno(), size, end)
+                found.append(FileListing.received(marshal.loads(sent), _first(found)))
+                end += size
+                yield found[-1]
+        # List again what is missing here, so that the error is raised in this process.
+        yield from list_folders(folders[len(found) :], suffix, _first(found))
 
-    return results
+    return results()
+
+
+_SIZE_BYTES = 8
+
+
+def _list_for_parent(file: str, suffix: str, *folders: str) -> None:
+    """Write the listings to an open file. Once each is written, its size in bytes is printed."""
+    found: list[FileListing] = []
+    with open(int(file), "wb") as written:
+        for listing in list_folders(map(Path, folders), suffix):
+            sent = marshal.dumps(listing.sent(_first(found)))
+            found.append(listing)
+            written.write(sent)
+            written.flush()
+            os.write(sys.stdout.fileno(), len(sent).to_bytes(_SIZE_BYTES))
+
+
+def _first(listings: Iterable[FileListing]) -> FileListing | None:
+    """Return the first listing that is not empty, whose names the later ones share if they are the same."""
+    return next(filter(None, listings), None)
 
 
 if __name__ == "__main__":
-    suffix, *folders = sys.argv[1:]
-    listings = list_folders(map(Path, folders), suffix)
-    sys.stdout.buffer.write(marshal.dumps([each.sent(listings[0] if n else None) for n, each in enumerate(listings)]))
+    _list_for_parent(*sys.argv[1:])
 
 
 def nearest_existing(path: Path) -> Path:

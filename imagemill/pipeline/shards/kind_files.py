@@ -79,8 +79,7 @@ class KindFiles:
 
     def compare(self, rows: Iterable[FileRow]) -> None:
         """Compare these rows with the listing: `unchanged` and `find` apply to their images from now on."""
-        listing = self._listing
-        self._unchanged = {row.image_id: row for row in rows if listing.get(row.image_id) == row.stat}
+        self._unchanged = self._listing.unchanged(rows)
 
     def unchanged(self, image_id: str) -> FileRow | None:
         """Return the row of an image's file if the file is the one that the row describes."""

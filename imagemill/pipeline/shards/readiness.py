@@ -10,10 +10,11 @@ Spec: docs/spec/shards.md#readiness
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,6 +53,7 @@ from imagemill.store.provenance import spec_in_force
 from imagemill.text.strict_json import NOT_JSON
 
 ASSET = "bucket_shards"
+T = TypeVar("T")
 
 _TAKEN_OUT = "taken out by imagemill withdraw"
 _KEEP_DUPLICATE = "set near_duplicates.exclude: false, or remove one of them"
@@ -158,7 +160,7 @@ def find_ready(
     found = Readiness()
     chosen_specs = in_force or partial(spec_in_force, ledger=ledger)
     stores = [NpyStore(derived / spec.folder, chosen_specs(spec)) for spec in embedding_specs()]
-    listings = lambda: [listed.get(store.spec) or store.listing() for store in stores]  # noqa: E731
+    listings = (listed.get(store.spec) or store.listing() for store in stores)
     if in_background := has_many(jsonl) and not listed:
         listings = start_listing([store.folder for store in stores], SUFFIX)
     tokens = mask_length(store.spec for store in stores)
@@ -166,9 +168,9 @@ def find_ready(
     loaded = loaded or not (known or (read_recorded(jsonl).is_plain and not unfinished(jsonl).is_file()))
     lines = _lines(jsonl, found, tokens, known=bool(known), loaded=loaded)
     spans = read_recorded(jsonl).lines if known else SpanTable()
-    all_listed = cache(listings)
+    listing_of = _taken_later(listings)
     kinds = [
-        KindFiles(store, lambda n=n: all_listed()[n], ledger, unchanged.get(store.spec, frozenset()))
+        KindFiles(store, partial(listing_of, n), ledger, unchanged.get(store.spec, frozenset()))
         for n, store in enumerate(stores)
     ]
     chosen, left_out = set(buckets), _left_out(ledger, excluded, allow_preview)
@@ -193,9 +195,21 @@ def find_ready(
                 if sample is not None:
                     found.ready.append(sample if loaded else _unloaded(sample, kinds, shared))
                     on_ready(found)
-    all_listed()  # without records, too, the process that lists the files is awaited
+    for _ in listings:  # without records, too, the process that lists the files is awaited
+        pass
     found.adopted = [row for kind in kinds for row in kind.adopted]
     return found
+
+
+def _taken_later(items: Iterator[T]) -> Callable[[int], T]:
+    """Return the function that returns an item by its number, and takes it and those before it when it is first needed."""
+    taken: list[T] = []
+
+    def item(number: int) -> T:
+        taken.extend(islice(items, number + 1 - len(taken)))
+        return taken[number]
+
+    return item
 
 
 def _judged(

@@ -60,7 +60,7 @@ class Inventory:
         compared: by kind, the images whose listed file is the one that its row describes, as planning found, see `unchanged`.
         header_sizes: sizes of images that no pass had opened when the command was planned.
         swept: kinds whose folder a step has cleared of the files of dead processes.
-        ahead: kinds that `list_ahead` lists, and the function that waits for their listings.
+        ahead: kinds that `list_ahead` lists, and the iterator that waits for their listings.
         approved_ahead: the process that lists `approved/`, see `listing_ahead`.
         settled: what is known from the end of the last command, see `in_question`; None if nothing is.
     """
@@ -80,7 +80,7 @@ class Inventory:
     compared: dict[str, set[str]] = field(default_factory=dict)
     header_sizes: HeaderSizes = field(default_factory=HeaderSizes)
     swept: set[str] = field(default_factory=set)
-    ahead: tuple[list[EmbeddingSpec], Callable[[], list[FileListing]]] | None = None
+    ahead: tuple[list[EmbeddingSpec], Iterator[FileListing]] | None = None
     approved_ahead: ListingAhead | None = None
     settled: Settled | None = None
     _differing: Set[str] | None = None
@@ -179,8 +179,8 @@ class Inventory:
     def files(self, spec: EmbeddingSpec) -> FileListing:
         """Return the signature of each file of a kind by image id."""
         if self.ahead:
-            (specs, results), self.ahead = self.ahead, None
-            self.listed.update(zip(specs, results(), strict=True))
+            (specs, listings), self.ahead = self.ahead, None
+            self.listed.update(zip(specs, listings, strict=True))
         if spec not in self.listed:
             self.listed[spec] = self.store(spec).listing(like=next(reversed(self.listed.values()), None))
         return self.listed[spec]
